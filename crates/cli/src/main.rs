@@ -1,0 +1,2 @@
+//! The `steadfast` command.
+fn main() {}

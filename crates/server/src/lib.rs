@@ -1,0 +1,1 @@
+//! Placeholder page, written with the crate.
