@@ -1,0 +1,472 @@
+//! Snapshot: the rows a batch of commands looks at, what they changed, and what is still to be loaded.
+//!
+//! # One batch
+//! The committer loads what its commands want ([`Wants`]) into a snapshot, decides each command in order on it and
+//! saves the difference ([`Snapshot::changes`]). A later command sees what earlier ones decided.
+//!
+//! # Missing rows
+//! A decision that finds a row not loaded stops with [`Stop::Missing`] *before it has changed anything*; the
+//! committer loads that row and decides the command again. So the common case names its rows beforehand and the
+//! rare one (a repeated completion that must look into the log) pays for its own look-up.
+//!
+//! # Loaded never overwrites decided
+//! A row that is loaded a second time (a ready row that is also named by a completion) keeps what the snapshot
+//! has: it is as new or newer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::claim::{Announced, Call, CallId};
+use crate::event::Event;
+use crate::fingerprint::Fingerprint;
+use crate::head::{Claim, Head, Placed};
+use crate::json::Json;
+use crate::options::Options;
+use crate::state::{IllegalEvent, State, Status};
+use crate::text::{Key, Name, WorkflowKey};
+
+/// The durable proof that a start was accepted. It outlives the workflow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// What was started.
+    pub key: WorkflowKey,
+    /// The digest of what was asked.
+    pub fingerprint: Fingerprint,
+    /// When.
+    pub admitted_at: i64,
+}
+
+/// A position in the order of open claims, for paging through them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimCursor {
+    /// The sweep time of the last one seen.
+    pub look_at: i64,
+    /// Its workflow.
+    pub key: WorkflowKey,
+}
+
+/// Rows to load.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Admissions by key.
+    pub admissions: BTreeSet<WorkflowKey>,
+    /// Heads by key.
+    pub heads: BTreeSet<WorkflowKey>,
+    /// Single events by position.
+    pub events: BTreeSet<(WorkflowKey, u64)>,
+    /// Earlier claim calls by request id.
+    pub calls: BTreeSet<CallId>,
+    /// The first so many ready heads that a worker knows, in claim order.
+    pub ready: BTreeMap<Arc<Announced>, usize>,
+    /// The first so many heads whose time has come at that instant, in order of time.
+    pub due: Option<(i64, usize)>,
+    /// The next so many heads with an open claim.
+    pub open: Option<(Option<ClaimCursor>, usize)>,
+}
+
+impl Wants {
+    /// True when nothing is wanted.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds a page of ready heads; of two pages for the same announcement the larger wins.
+    pub fn ready(&mut self, announced: &Arc<Announced>, limit: usize) {
+        let wanted = self.ready.entry(announced.clone()).or_default();
+        *wanted = (*wanted).max(limit);
+    }
+}
+
+/// Why a decision could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// Rows it needs are not in the snapshot. Nothing was changed.
+    Missing(Box<Wants>),
+    /// A rule tried to write an event that may not stand there: a fault of ours. The snapshot is spoiled.
+    Illegal(IllegalEvent),
+}
+
+impl From<IllegalEvent> for Stop {
+    fn from(illegal: IllegalEvent) -> Self {
+        Self::Illegal(illegal)
+    }
+}
+
+/// An event to be appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Appended {
+    /// Whose log.
+    pub key: WorkflowKey,
+    /// Its position.
+    pub seq: u64,
+    /// When, by the store's clock.
+    pub at: i64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// How a head differs from what the store has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadChange {
+    /// The store has none.
+    Insert,
+    /// The same place in both scheduling indexes: they need not be touched.
+    InPlace,
+    /// Its place in a scheduling index changes.
+    Move,
+}
+
+#[derive(Debug)]
+struct Cell {
+    head: Head,
+    /// Where the stored row stands; `None` when there is no stored row.
+    stored: Option<Placed>,
+    dirty: bool,
+}
+
+/// How far the ready index was read for one announcement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyPage {
+    /// How many were asked for.
+    pub limit: usize,
+    /// The rank of the last row when there may be more behind it; `None` when the index was read to its end.
+    pub until_rank: Option<i64>,
+}
+
+/// What a batch leads to besides rows: hints, never needed for correctness.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Heads became ready and were not claimed in the same command.
+    pub ready: bool,
+    /// The earliest instant at which a changed head becomes due.
+    pub due: Option<i64>,
+    /// Workflows that ended.
+    pub ended: Vec<WorkflowKey>,
+}
+
+/// The rows of one batch.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    admissions: BTreeMap<WorkflowKey, Option<Admission>>,
+    heads: BTreeMap<WorkflowKey, Option<Cell>>,
+    events: BTreeMap<(WorkflowKey, u64), Option<Event>>,
+    calls: BTreeMap<CallId, Option<Call>>,
+    ready: BTreeMap<Arc<Announced>, ReadyPage>,
+    due_loaded: Option<usize>,
+    open_loaded: Option<Vec<WorkflowKey>>,
+
+    new_admissions: Vec<Admission>,
+    appended: Vec<Appended>,
+    scratchpad: BTreeMap<(WorkflowKey, Key), (Option<Json>, u64)>,
+    new_calls: Vec<Call>,
+    hints: Hints,
+}
+
+impl Snapshot {
+    /// An empty snapshot.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    // ---- loading: called by stores ----
+
+    /// Puts in an admission look-up.
+    pub fn load_admission(&mut self, key: WorkflowKey, admission: Option<Admission>) {
+        self.admissions.entry(key).or_insert(admission);
+    }
+
+    /// Puts in a head look-up.
+    pub fn load_head(&mut self, key: WorkflowKey, head: Option<Head>) {
+        self.heads.entry(key).or_insert_with(|| {
+            head.map(|head| {
+                let stored = Some(head.placed());
+                Cell { head, stored, dirty: false }
+            })
+        });
+    }
+
+    /// Puts in an event look-up.
+    pub fn load_event(&mut self, key: WorkflowKey, seq: u64, event: Option<Event>) {
+        self.events.entry((key, seq)).or_insert(event);
+    }
+
+    /// Puts in a claim call look-up.
+    pub fn load_call(&mut self, id: CallId, call: Option<Call>) {
+        self.calls.entry(id).or_insert(call);
+    }
+
+    /// Puts in a page of ready heads in claim order.
+    pub fn load_ready(&mut self, announced: Arc<Announced>, limit: usize, heads: Vec<Head>) {
+        let until_rank = if heads.len() < limit { None } else { heads.last().and_then(|head| head.placed().rank) };
+        for head in heads {
+            self.load_head(head.key.clone(), Some(head));
+        }
+        self.ready.insert(announced, ReadyPage { limit, until_rank });
+    }
+
+    /// Puts in the heads whose time has come.
+    pub fn load_due(&mut self, heads: Vec<Head>) {
+        self.due_loaded = Some(heads.len());
+        for head in heads {
+            self.load_head(head.key.clone(), Some(head));
+        }
+    }
+
+    /// Puts in a page of heads with an open claim.
+    pub fn load_open(&mut self, heads: Vec<Head>) {
+        self.open_loaded = Some(heads.iter().map(|head| head.key.clone()).collect());
+        for head in heads {
+            self.load_head(head.key.clone(), Some(head));
+        }
+    }
+
+    /// True when this head was already looked up.
+    pub fn has_head(&self, key: &WorkflowKey) -> bool {
+        self.heads.contains_key(key)
+    }
+
+    /// True when this admission was already looked up.
+    pub fn has_admission(&self, key: &WorkflowKey) -> bool {
+        self.admissions.contains_key(key)
+    }
+
+    // ---- looking: called by decisions ----
+
+    /// The admission of `key`.
+    pub(crate) fn admission(&self, key: &WorkflowKey) -> Result<Option<&Admission>, Stop> {
+        self.admissions
+            .get(key)
+            .map(Option::as_ref)
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { admissions: [key.clone()].into(), ..Wants::default() })))
+    }
+
+    /// The head of `key`.
+    pub(crate) fn head(&self, key: &WorkflowKey) -> Result<Option<&Head>, Stop> {
+        self.heads
+            .get(key)
+            .map(|cell| cell.as_ref().map(|cell| &cell.head))
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { heads: [key.clone()].into(), ..Wants::default() })))
+    }
+
+    /// The events of `key` at `seqs`, those decided in this batch included.
+    pub(crate) fn events<const N: usize>(
+        &self,
+        key: &WorkflowKey,
+        seqs: [u64; N],
+    ) -> Result<[Option<&Event>; N], Stop> {
+        let mut wants = Wants::default();
+        let found = seqs.map(|seq| {
+            if let Some(new) = self.appended.iter().find(|new| new.seq == seq && new.key == *key) {
+                return Some(&new.event);
+            }
+            match self.events.get(&(key.clone(), seq)) {
+                Some(event) => event.as_ref(),
+                None => {
+                    wants.events.insert((key.clone(), seq));
+                    None
+                }
+            }
+        });
+        if wants.is_empty() { Ok(found) } else { Err(Stop::Missing(Box::new(wants))) }
+    }
+
+    /// The earlier claim call of this request id.
+    pub(crate) fn call(&self, id: &CallId) -> Result<Option<&Call>, Stop> {
+        self.calls
+            .get(id)
+            .map(Option::as_ref)
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { calls: [id.clone()].into(), ..Wants::default() })))
+    }
+
+    /// The first `n` ready heads that the worker knows, in claim order, as the batch sees them.
+    pub(crate) fn ready(&self, announced: &Arc<Announced>, n: usize) -> Result<Vec<WorkflowKey>, Stop> {
+        let more = |limit| {
+            let mut wants = Wants::default();
+            wants.ready(announced, limit);
+            Err(Stop::Missing(Box::new(wants)))
+        };
+        let Some(page) = self.ready.get(announced) else { return more(n) };
+        let mut found: Vec<(i64, &WorkflowKey)> = self
+            .heads
+            .values()
+            .flatten()
+            .filter_map(|cell| Some((cell.head.placed().rank?, &cell.head)))
+            .filter(|(_, head)| head.key.namespace == announced.namespace)
+            .filter(|(_, head)| head.visit().is_some_and(|visit| announced.knows(&head.name, &visit.step)))
+            // Behind the end of the page, stored rows that were not loaded may come first.
+            .filter(|(rank, _)| page.until_rank.is_none_or(|until| *rank <= until))
+            .map(|(rank, head)| (rank, &head.key))
+            .collect();
+        found.sort_unstable();
+        if found.len() < n && page.until_rank.is_some() {
+            return more((page.limit * 2).max(n));
+        }
+        Ok(found.into_iter().take(n).map(|(_, key)| key.clone()).collect())
+    }
+
+    /// Up to `limit` heads whose time has come at `now`, and whether the store may have more.
+    pub(crate) fn due(&self, now: i64, limit: usize) -> Result<(Vec<WorkflowKey>, bool), Stop> {
+        let Some(loaded) = self.due_loaded else {
+            return Err(Stop::Missing(Box::new(Wants { due: Some((now, limit)), ..Wants::default() })));
+        };
+        let mut found: Vec<(i64, &WorkflowKey)> = self
+            .heads
+            .values()
+            .flatten()
+            .filter_map(|cell| Some((cell.head.placed().due?.1, &cell.head.key)))
+            .filter(|(due, _)| *due <= now)
+            .collect();
+        found.sort_unstable();
+        found.truncate(limit);
+        Ok((found.into_iter().map(|(_, key)| key.clone()).collect(), loaded >= limit))
+    }
+
+    /// The loaded page of heads with an open claim.
+    pub(crate) fn open(&self, after: Option<&ClaimCursor>, limit: usize) -> Result<Vec<WorkflowKey>, Stop> {
+        self.open_loaded
+            .clone()
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { open: Some((after.cloned(), limit)), ..Wants::default() })))
+    }
+
+    // ---- deciding: called by decisions, after every look ----
+
+    /// Admits a workflow: receipt, first event, head and initial scratchpad.
+    pub(crate) fn create(
+        &mut self,
+        admission: Admission,
+        name: &Name,
+        options: Options,
+        event: Event,
+        at: i64,
+    ) -> Result<(), IllegalEvent> {
+        let key = admission.key.clone();
+        let head = Head {
+            key: key.clone(),
+            name: name.clone(),
+            options: Arc::new(options),
+            seq: 0,
+            state: State::first(&event, at)?,
+            claim: None,
+            created_at: at,
+            updated_at: at,
+        };
+        self.remember_writes(&key, &event, 0);
+        self.admissions.insert(key.clone(), Some(admission.clone()));
+        self.heads.insert(key.clone(), Some(Cell { head, stored: None, dirty: true }));
+        self.new_admissions.push(admission);
+        self.appended.push(Appended { key, seq: 0, at, event });
+        self.hints.ready = true;
+        Ok(())
+    }
+
+    /// Appends an event to the log of `key` and moves its head along. `claim` is the open claim after it.
+    ///
+    /// # Panics
+    /// If the head is not loaded: decisions look before they write.
+    pub(crate) fn append(
+        &mut self,
+        key: &WorkflowKey,
+        event: Event,
+        claim: Option<Claim>,
+        now: i64,
+    ) -> Result<u64, IllegalEvent> {
+        let cell = self.heads.get_mut(key).and_then(Option::as_mut).expect("decisions look before they write");
+        let head = &mut cell.head;
+        // The store's clock never runs backwards within one log, whatever the caller's batch says.
+        let at = now.max(head.updated_at);
+        let state = head.state.after(&event, at)?;
+        assert_eq!(
+            matches!(state, State::Running { .. }),
+            claim.is_some(),
+            "a claim is open exactly while a step runs"
+        );
+        head.seq += 1;
+        head.state = state;
+        head.claim = claim;
+        head.updated_at = at;
+        cell.dirty = true;
+        let seq = head.seq;
+        match head.state.status() {
+            Some(Status::Ready) => self.hints.ready = true,
+            Some(status) if status.is_terminal() => self.hints.ended.push(key.clone()),
+            _ => {}
+        }
+        if let Some((_, due)) = cell.head.placed().due {
+            self.hints.due = Some(self.hints.due.map_or(due, |earlier| earlier.min(due)));
+        }
+        self.remember_writes(key, &event, seq);
+        self.appended.push(Appended { key: key.clone(), seq, at, event });
+        Ok(seq)
+    }
+
+    /// Changes a head without an event: what the log does not hold (lease, progress, a sleep that is over).
+    pub(crate) fn touch(&mut self, key: &WorkflowKey, change: impl FnOnce(&mut Head)) {
+        let cell = self.heads.get_mut(key).and_then(Option::as_mut).expect("decisions look before they write");
+        change(&mut cell.head);
+        cell.dirty = true;
+        let placed = cell.head.placed();
+        self.hints.ready |= placed.rank.is_some();
+        if let Some((_, due)) = placed.due {
+            self.hints.due = Some(self.hints.due.map_or(due, |earlier| earlier.min(due)));
+        }
+    }
+
+    /// Remembers what a claim call was given.
+    pub(crate) fn remember_call(&mut self, call: Call) {
+        self.calls.insert(call.id.clone(), Some(call.clone()));
+        self.new_calls.push(call);
+    }
+
+    fn remember_writes(&mut self, key: &WorkflowKey, event: &Event, seq: u64) {
+        for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
+            self.scratchpad.insert((key.clone(), write.key.clone()), (write.value.clone(), seq));
+        }
+    }
+
+    // ---- saving: called by stores ----
+
+    /// True when there is something to save.
+    pub fn is_changed(&self) -> bool {
+        !self.new_admissions.is_empty()
+            || !self.appended.is_empty()
+            || !self.new_calls.is_empty()
+            || self.heads.values().flatten().any(|cell| cell.dirty)
+    }
+
+    /// The receipts to insert, first of all: their primary key is the last line of defence.
+    pub fn new_admissions(&self) -> &[Admission] {
+        &self.new_admissions
+    }
+
+    /// The events to append, in order.
+    pub fn appended(&self) -> &[Appended] {
+        &self.appended
+    }
+
+    /// The heads to save, in key order.
+    pub fn changed_heads(&self) -> impl Iterator<Item = (&Head, HeadChange)> {
+        self.heads.values().flatten().filter(|cell| cell.dirty).map(|cell| {
+            let change = match cell.stored {
+                None => HeadChange::Insert,
+                Some(stored) if stored == cell.head.placed() => HeadChange::InPlace,
+                Some(_) => HeadChange::Move,
+            };
+            (&cell.head, change)
+        })
+    }
+
+    /// The scratchpad rows to save, in key order: a value, or `None` to delete; and the seq that wrote it.
+    pub fn changed_variables(&self) -> impl Iterator<Item = (&WorkflowKey, &Key, Option<&Json>, u64)> {
+        self.scratchpad.iter().map(|((workflow, key), (value, seq))| (workflow, key, value.as_ref(), *seq))
+    }
+
+    /// The claim calls to remember.
+    pub fn new_calls(&self) -> &[Call] {
+        &self.new_calls
+    }
+
+    /// What to wake after the commit.
+    pub fn hints(&self) -> &Hints {
+        &self.hints
+    }
+}
