@@ -1,1 +1,17 @@
-//! Placeholder page, written with the crate.
+//! What Steadfast remembers.
+//!
+//! A store loads rows by key or by due time and saves a difference; it decides nothing. [`Store`] is the contract,
+//! [`sqlite`] keeps it in one file, [`memory`] keeps it in memory and [`faults`] makes any of them fail on demand.
+//! [`conformance`] is the suite that every store passes.
+
+pub mod clock;
+mod contract;
+pub mod faults;
+pub mod memory;
+pub mod sqlite;
+
+pub mod conformance;
+
+pub use contract::{
+    Cursor, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
+};

@@ -1,0 +1,318 @@
+//! The contract of a store: load, save, look.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use steadfast_core::event::{DecodeError, Event};
+use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_core::head::Head;
+use steadfast_core::json::Json;
+use steadfast_core::snapshot::{Admission, Snapshot, Wants};
+use steadfast_core::state::Status;
+use steadfast_core::text::{Key, Name, Namespace, WorkflowKey};
+use steadfast_core::verify::Fault;
+
+use crate::clock::Clock;
+
+/// A database that commands are saved in.
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// Which life of which store this is.
+    fn identity(&self) -> Identity;
+
+    /// The time this store judges by.
+    fn clock(&self) -> Arc<dyn Clock>;
+
+    /// The one connection that writes.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be opened, or was taken already.
+    fn writer(&self) -> Result<Box<dyn Writer>, StoreError>;
+
+    /// Short looks from any thread, beside the writer.
+    fn reader(&self) -> Arc<dyn Reader>;
+}
+
+/// Which life of which store this is; fixed while it is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Raised on restore; claims of earlier epochs are void.
+    pub epoch: u64,
+    /// Counts the owners of the store.
+    pub boot: u64,
+    /// The secret that fingerprints are keyed with.
+    pub fingerprint_key: FingerprintKey,
+}
+
+/// The connection of the committer: it loads what a batch wants and saves what the batch decided.
+///
+/// `load` opens a transaction when none is open; `save` and `abandon` end it. All calls block.
+pub trait Writer: Send {
+    /// Loads the wanted rows into the snapshot. May be called again within the transaction for more.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the transaction is then still to be abandoned.
+    fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError>;
+
+    /// Writes the snapshot's difference and commits.
+    fn save(&mut self, snapshot: &Snapshot) -> Saved;
+
+    /// Ends the transaction without a trace.
+    fn abandon(&mut self);
+
+    /// Called when nothing waits: housekeeping such as checkpoints, in short pieces.
+    fn rest(&mut self) {}
+
+    /// Called after [`Saved::Unknown`] until it succeeds: makes sure that what the store shows from now on is
+    /// durable. Nothing is loaded or saved before.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database is still not well; it is tried again.
+    fn recover(&mut self) -> Result<(), StoreError>;
+}
+
+/// What became of a save. A failed commit is not a failure: it may have succeeded.
+#[derive(Debug)]
+pub enum Saved {
+    /// Durable.
+    Committed,
+    /// Certainly without a trace.
+    NotCommitted(StoreError),
+    /// It may be there or not; only a look after [`Writer::recover`] tells.
+    Unknown(StoreError),
+}
+
+/// An event as a log shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logged {
+    /// Its position.
+    pub seq: u64,
+    /// When, in milliseconds since the epoch.
+    pub at: i64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// A variable of a scratchpad.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub key: Key,
+    /// Its current value.
+    pub value: Json,
+    /// The event that wrote it.
+    pub seq: u64,
+}
+
+/// Which workflows to list. Absent fields match everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// Whose.
+    pub namespace: Namespace,
+    /// Of this definition.
+    pub name: Option<Name>,
+    /// In this status.
+    pub status: Option<Status>,
+}
+
+impl Filter {
+    /// Everything of a namespace.
+    pub fn all(namespace: Namespace) -> Self {
+        Self { namespace, name: None, status: None }
+    }
+}
+
+/// A position in a list, newest first: the number of the last workflow seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor(pub i64);
+
+/// A workflow in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its position.
+    pub cursor: Cursor,
+    /// Its current state.
+    pub head: Head,
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The workflows, newest first.
+    pub items: Vec<Listed>,
+    /// Where the next page begins; `None` at the end. A page may hold fewer items than asked for, even none, and
+    /// still have a next: a look stays short however rare the match.
+    pub next: Option<Cursor>,
+}
+
+/// What a verification looked at and found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Workflows re-derived.
+    pub workflows: u64,
+    /// Events read.
+    pub events: u64,
+    /// What is not as it should be; at most a thousand are kept.
+    pub faults: Vec<Fault>,
+    /// How many there are in all.
+    pub fault_count: u64,
+}
+
+impl Verified {
+    /// Records a fault.
+    pub fn fault(&mut self, fault: Fault) {
+        self.fault_count += 1;
+        if self.faults.len() < 1_000 {
+            self.faults.push(fault);
+        }
+    }
+}
+
+/// Short looks beside the writer. All calls block; none holds a read transaction longer than it answers.
+pub trait Reader: Send + Sync {
+    /// The current state of a workflow.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn head(&self, key: &WorkflowKey) -> Result<Option<Head>, StoreError>;
+
+    /// The receipt of a start.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn admission(&self, key: &WorkflowKey) -> Result<Option<Admission>, StoreError>;
+
+    /// Up to `limit` events from `from` on.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn events(&self, key: &WorkflowKey, from: u64, limit: usize) -> Result<Vec<Logged>, StoreError>;
+
+    /// One variable.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn variable(&self, key: &WorkflowKey, name: &Key) -> Result<Option<Variable>, StoreError>;
+
+    /// Up to `limit` variables in key order, after `after`.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn variables(&self, key: &WorkflowKey, after: Option<&Key>, limit: usize) -> Result<Vec<Variable>, StoreError>;
+
+    /// A page of workflows, newest first, before `before`.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn list(&self, filter: &Filter, before: Option<Cursor>, limit: usize) -> Result<Page, StoreError>;
+
+    /// The earliest instant that a sweep waits for.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn next_due(&self) -> Result<Option<i64>, StoreError>;
+
+    /// Re-derives every head and scratchpad from its log and compares; `progress` hears how many workflows are done.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails; what is wrong with the content is in the answer.
+    fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Verified, StoreError>;
+
+    /// Bytes the store takes, where that can be told.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn bytes(&self) -> Result<u64, StoreError>;
+}
+
+/// What went wrong in a store, and while doing what. It names keys and never holds contents.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database said no.
+    #[error("{doing}")]
+    Sqlite {
+        /// What we were doing.
+        doing: &'static str,
+        /// What it said.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// A file could not be used.
+    #[error("{doing} {path}")]
+    File {
+        /// What we were doing.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process owns the store.
+    #[error("the store {path} is in use by {owner}; one process owns a store: stop that one, or talk to it over HTTP")]
+    Owned {
+        /// Which.
+        path: PathBuf,
+        /// The owner as far as it can be told.
+        owner: String,
+    },
+    /// The file is not a store of this release.
+    #[error("{path} cannot be opened as a store: {problem}")]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+        /// Why, and what to do.
+        problem: String,
+    },
+    /// The linked SQLite has a known fault.
+    #[error("SQLite {found} is linked, which can corrupt a store; 3.51.3 or later is needed")]
+    Version {
+        /// The linked version.
+        found: &'static str,
+    },
+    /// A stored row means nothing.
+    #[error("{what} of workflow {key} is corrupt: {problem}")]
+    Corrupt {
+        /// Which row.
+        what: &'static str,
+        /// Of which workflow, where that can be told.
+        key: String,
+        /// Why.
+        problem: String,
+    },
+    /// A stored event cannot be read.
+    #[error("event {seq} of workflow {key}")]
+    Event {
+        /// Which workflow.
+        key: WorkflowKey,
+        /// Which event.
+        seq: u64,
+        /// Why.
+        #[source]
+        source: DecodeError,
+    },
+    /// The writer was already handed out.
+    #[error("the store's writer is in use; a store has one")]
+    WriterTaken,
+    /// The store is being recovered after a commit whose outcome was unknown.
+    #[error("the store is recovering after a failed commit; try again shortly")]
+    Recovering,
+    /// A fault that a test asked for.
+    #[error("injected fault: {0}")]
+    Injected(&'static str),
+}
+
+impl StoreError {
+    /// The stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Sqlite { .. } | Self::File { .. } | Self::Injected(_) => "store_unavailable",
+            Self::Owned { .. } => "store_owned",
+            Self::Foreign { .. } => "store_foreign",
+            Self::Version { .. } => "sqlite_too_old",
+            Self::Corrupt { .. } | Self::Event { .. } => "store_corrupt",
+            Self::WriterTaken => "writer_taken",
+            Self::Recovering => "store_recovering",
+        }
+    }
+}

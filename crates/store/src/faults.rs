@@ -1,0 +1,139 @@
+//! Faults: any store, made to fail where a test says.
+//!
+//! The four places where a batch can break, each with the outcome a real database has there: a load that fails, a
+//! commit that certainly did not happen, and the two halves of an unknown one: it happened and the answer was lost,
+//! or it did not.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use steadfast_core::snapshot::{Snapshot, Wants};
+
+use crate::clock::Clock;
+use crate::contract::{Identity, Reader, Saved, Store, StoreError, Writer};
+
+/// What to do at the next save (or load) instead of the plain thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: let one pass.
+    Pass,
+    /// The load fails.
+    Load,
+    /// The save fails before the commit; nothing is written.
+    NotCommitted,
+    /// The commit happens and its answer is lost.
+    UnknownWritten,
+    /// The commit does not happen and nobody can tell.
+    UnknownNotWritten,
+}
+
+/// The faults still to come, in order; an empty plan injects nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    next: Arc<Mutex<VecDeque<Fault>>>,
+}
+
+impl Plan {
+    /// Adds faults for the following saves.
+    pub fn add(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.next.lock().expect("plans hold their lock for one change").extend(faults);
+    }
+
+    /// How many are left.
+    pub fn left(&self) -> usize {
+        self.next.lock().expect("plans hold their lock for one change").len()
+    }
+
+    fn take(&self, when: impl Fn(Fault) -> bool) -> Option<Fault> {
+        let mut next = self.next.lock().expect("plans hold their lock for one change");
+        if next.front().copied().is_some_and(when) { next.pop_front() } else { None }
+    }
+}
+
+/// A store whose writer follows a plan of faults.
+#[derive(Debug)]
+pub struct Faulty<S> {
+    inner: S,
+    plan: Plan,
+}
+
+impl<S> Faulty<S> {
+    /// Wraps a store.
+    pub fn new(inner: S) -> Self {
+        Self { inner, plan: Plan::default() }
+    }
+
+    /// Where to add faults.
+    pub fn plan(&self) -> Plan {
+        self.plan.clone()
+    }
+}
+
+impl<S: Store> Store for Faulty<S> {
+    fn identity(&self) -> Identity {
+        self.inner.identity()
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.inner.clock()
+    }
+
+    fn writer(&self) -> Result<Box<dyn Writer>, StoreError> {
+        Ok(Box::new(FaultyWriter { inner: self.inner.writer()?, plan: self.plan.clone() }))
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.inner.reader()
+    }
+}
+
+struct FaultyWriter {
+    inner: Box<dyn Writer>,
+    plan: Plan,
+}
+
+impl fmt::Debug for FaultyWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyWriter").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Writer for FaultyWriter {
+    fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
+        if self.plan.take(|fault| fault == Fault::Load).is_some() {
+            return Err(StoreError::Injected("load"));
+        }
+        self.inner.load(wants, snapshot)
+    }
+
+    fn save(&mut self, snapshot: &Snapshot) -> Saved {
+        match self.plan.take(|fault| fault != Fault::Load) {
+            None | Some(Fault::Pass | Fault::Load) => self.inner.save(snapshot),
+            Some(Fault::NotCommitted) => {
+                self.inner.abandon();
+                Saved::NotCommitted(StoreError::Injected("save"))
+            }
+            Some(Fault::UnknownWritten) => match self.inner.save(snapshot) {
+                Saved::Committed => Saved::Unknown(StoreError::Injected("commit answer lost")),
+                other => other,
+            },
+            Some(Fault::UnknownNotWritten) => {
+                self.inner.abandon();
+                Saved::Unknown(StoreError::Injected("commit"))
+            }
+        }
+    }
+
+    fn abandon(&mut self) {
+        self.inner.abandon();
+    }
+
+    fn rest(&mut self) {
+        self.inner.rest();
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        self.inner.recover()
+    }
+}
