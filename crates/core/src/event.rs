@@ -265,6 +265,11 @@ impl Event {
         }
     }
 
+    /// True for the three ends, which nothing follows.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::WorkflowCompleted { .. } | Self::WorkflowFailed { .. } | Self::WorkflowCancelled { .. })
+    }
+
     /// The scratchpad changes this event carries.
     pub fn writes(&self) -> Option<&Writes> {
         match self {

@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | no key twice in an object, compared after unescaping | readers disagree about which one counts | `invalid_json` |
 //! | no half of a surrogate pair, in keys or values | it is no character and cannot be written as UTF-8 | `invalid_json` |
-//! | no `\u0000` in keys (it is kept in values) | keys become names, which some databases end at a NUL | `invalid_json` |
+//! | no `\u0000` in keys (it is kept in values) | keys are taken out as names, and PostgreSQL keeps no NUL in a text | `invalid_json` |
 //! | no exponent of more than 18 digits (leading zeros aside) | the arithmetic below stays exact | `invalid_json` |
 //! | at most [`DEPTH_MAX`] arrays and objects inside one another | readers that recurse have a stack | `json_too_deep` |
 //!
@@ -39,7 +39,7 @@
 //!
 //! **Numbers** are exact decimals: an optional `-`, digits without leading or trailing zeros, `e`, the exponent.
 //! `1`, `1.0`, `1e0` and `10e-1` are all `1e0`; `-1250` is `-125e1`; `0.05` is `5e-2`. Zero is `0e0`, and `-0`
-//! equals `0`: the two are one number, and the languages that tell them apart print both as 0.
+//! equals `0`: they are one number, and a client that writes its request anew may lose the sign (JavaScript does).
 //! **Strings** are sequences of code points: `A` equals its escape `\u0041`, but nothing is normalised, so a
 //! composed and a decomposed `é` differ. **Nothing** is added or left out: null, `""` and an absent member are three things.
 //!
@@ -99,8 +99,9 @@ impl Json {
 
     /// Takes over a text that was a `Json` when it was stored. Checked in debug builds only.
     ///
-    /// Should the store have damaged it, nothing here panics: serialising it fails, [`to`](Json::to) fails,
-    /// [`members`](Json::members) finds none and [`feed_canonical`](Json::feed_canonical) tells it from every sound text.
+    /// Should the store have damaged it so that it is no JSON, a release build does not panic: serialising it and
+    /// [`to`](Json::to) fail, [`members`](Json::members) finds none, and [`feed_canonical`](Json::feed_canonical)
+    /// tells it from every sound text.
     pub fn trusted(text: impl Into<Arc<str>>) -> Json {
         let text = text.into();
         // The depth is left out: it was measured against the limit of the day it was stored.
@@ -205,6 +206,9 @@ impl Serialize for Json {
 
 /// Takes the text verbatim and checks it like [`Json::parse`]. Only serde_json can do so, and not below
 /// `#[serde(flatten)]`, `untagged` or `tag`, which hand on values that have lost their text.
+///
+/// A field of type `Option<Json>` reads null as `None`, for that is decided by `Option`. Where null and absent differ,
+/// give the field `default` and a `deserialize_with` that calls `Json::deserialize(..).map(Some)`.
 ///
 /// Offsets in the error count from the beginning of this value, and its code is lost in serde's error type: who
 /// answers with codes checks the whole document first.
@@ -1018,6 +1022,7 @@ mod tests {
             ("\"\u{7f}\u{80}é😀\u{10ffff}\"", "kept"),
             ("\"a\u{0}\"", "syntax at 2"),
             ("\"a\u{1f}\"", "syntax at 2"),
+            ("\"a\u{1f}23456789\"", "syntax at 2"),
             ("\"a\n\"", "syntax at 2"),
             ("\"eight by\tte\"", "syntax at 9"),
             ("\"é23456\t\"", "syntax at 8"),
@@ -1124,6 +1129,8 @@ mod tests {
                 "read JSON at byte 10: a value should begin here: an object, array, string, number, true, false or null",
             ),
             ("[\"secret", "read JSON at byte 8: the text ends before the value does; send all of it"),
+            ("\u{feff}1", "read JSON at byte 0: a byte order mark; send the text without it"),
+            ("[01]", "read JSON at byte 2: a digit after a leading zero; write the number without the zero"),
             ("[1e1234567890123456789]", "read JSON at byte 3: exponent out of range; use 18 digits at most"),
             (
                 "{\"secret\":1,\"secret\":2}",
@@ -1322,13 +1329,25 @@ mod tests {
     }
 
     #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a stored text of 3 bytes is not JSON")]
+    fn a_debug_build_does_look_at_stored_texts() {
+        Json::trusted("[1}");
+    }
+
+    #[test]
     fn a_text_damaged_in_the_store_is_noticed_without_panic() {
-        for text in ["", "{\"a\":1", "\"\\ud800\"", "\"\\u12", "1e99999999999999999999", "{\"a\"}", "n"] {
+        for text in ["", "{\"a\":1", "\"\\u12", "{\"a\"}", "n", "1e", "[1]]"] {
             let damaged = Json(Arc::from(text));
-            assert!(serde_json::to_string(&damaged).is_err() || Json::parse(text).is_err());
-            assert!(damaged.members().is_none());
-            assert_eq!(damaged.canonical()[..1], *b"!");
-            assert_eq!(damaged.canonical().len(), 9 + text.len());
+            assert!(serde_json::to_string(&damaged).is_err(), "{text}");
+            assert!(damaged.to::<serde::de::IgnoredAny>().is_err(), "{text}");
+            assert!(damaged.members().is_none(), "{text}");
+            assert_eq!(damaged.canonical()[..1], *b"!", "{text}");
+            assert_eq!(damaged.canonical().len(), 9 + text.len(), "{text}");
         }
+        // What a newer rule refuses is served as it was stored.
+        let older = Json(Arc::from("{\"a\":1,\"a\":2}"));
+        assert_eq!(serde_json::to_string(&older).unwrap(), older.as_str());
+        assert_eq!(older.members().unwrap().len(), 2);
     }
 }

@@ -22,7 +22,7 @@ use crate::fingerprint::Fingerprint;
 use crate::head::{Claim, Head, Placed};
 use crate::json::Json;
 use crate::options::Options;
-use crate::state::{IllegalEvent, State, Status};
+use crate::state::{IllegalEvent, State};
 use crate::text::{Key, Name, WorkflowKey};
 
 /// The durable proof that a start was accepted. It outlives the workflow.
@@ -136,12 +136,12 @@ pub struct ReadyPage {
 /// What a batch leads to besides rows: hints, never needed for correctness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// Heads became ready and were not claimed in the same command.
+    /// Heads became ready and were not claimed in the same batch.
     pub ready: bool,
     /// The earliest instant at which a changed head becomes due.
     pub due: Option<i64>,
-    /// Workflows that ended.
-    pub ended: Vec<WorkflowKey>,
+    /// Workflows that ended, with their terminal event.
+    pub ended: Vec<(WorkflowKey, Event)>,
 }
 
 /// The rows of one batch.
@@ -159,7 +159,6 @@ pub struct Snapshot {
     appended: Vec<Appended>,
     scratchpad: BTreeMap<(WorkflowKey, Key), (Option<Json>, u64)>,
     new_calls: Vec<Call>,
-    hints: Hints,
 }
 
 impl Snapshot {
@@ -355,7 +354,6 @@ impl Snapshot {
         self.heads.insert(key.clone(), Some(Cell { head, stored: None, dirty: true }));
         self.new_admissions.push(admission);
         self.appended.push(Appended { key, seq: 0, at, event });
-        self.hints.ready = true;
         Ok(())
     }
 
@@ -386,14 +384,6 @@ impl Snapshot {
         head.updated_at = at;
         cell.dirty = true;
         let seq = head.seq;
-        match head.state.status() {
-            Some(Status::Ready) => self.hints.ready = true,
-            Some(status) if status.is_terminal() => self.hints.ended.push(key.clone()),
-            _ => {}
-        }
-        if let Some((_, due)) = cell.head.placed().due {
-            self.hints.due = Some(self.hints.due.map_or(due, |earlier| earlier.min(due)));
-        }
         self.remember_writes(key, &event, seq);
         self.appended.push(Appended { key: key.clone(), seq, at, event });
         Ok(seq)
@@ -404,11 +394,6 @@ impl Snapshot {
         let cell = self.heads.get_mut(key).and_then(Option::as_mut).expect("decisions look before they write");
         change(&mut cell.head);
         cell.dirty = true;
-        let placed = cell.head.placed();
-        self.hints.ready |= placed.rank.is_some();
-        if let Some((_, due)) = placed.due {
-            self.hints.due = Some(self.hints.due.map_or(due, |earlier| earlier.min(due)));
-        }
     }
 
     /// Remembers what a claim call was given.
@@ -466,7 +451,17 @@ impl Snapshot {
     }
 
     /// What to wake after the commit.
-    pub fn hints(&self) -> &Hints {
-        &self.hints
+    pub fn hints(&self) -> Hints {
+        let mut hints = Hints::default();
+        for cell in self.heads.values().flatten().filter(|cell| cell.dirty) {
+            let placed = cell.head.placed();
+            hints.ready |= placed.rank.is_some();
+            if let Some((_, due)) = placed.due {
+                hints.due = Some(hints.due.map_or(due, |earlier| earlier.min(due)));
+            }
+        }
+        let ended = self.appended.iter().filter(|new| new.event.is_terminal());
+        hints.ended = ended.map(|new| (new.key.clone(), new.event.clone())).collect();
+        hints
     }
 }

@@ -12,11 +12,9 @@
 //! A new owner of the store knows that the in-process workers of earlier boots are gone and gives their steps back
 //! at once, so a killed process costs its successor no lease wait. The same goes for claims of an earlier epoch.
 
-use std::collections::BTreeSet;
-
 use crate::command::Moment;
 use crate::commit::{Ending, end_attempt};
-use crate::head::Claim;
+use crate::head::{Claim, Token};
 use crate::snapshot::{ClaimCursor, Snapshot, Stop};
 use crate::state::State;
 use crate::text::{FailureCode, WorkflowKey};
@@ -37,8 +35,8 @@ pub struct Sweep {
 pub struct GiveBack {
     /// In-process workers of earlier boots than this one are gone.
     pub boot: u64,
-    /// Claims of this very boot that somebody still works on, by workflow and seq; `None`: do not judge this boot's.
-    pub held: Option<BTreeSet<(WorkflowKey, u64)>>,
+    /// Seeds of claim calls whose callers never heard what they were given: nobody holds what they granted.
+    pub orphaned: Vec<[u8; 32]>,
     /// Where the last page ended.
     pub after: Option<ClaimCursor>,
     /// How many heads at most.
@@ -151,6 +149,6 @@ fn gone(claim: &Claim, key: &WorkflowKey, seq: u64, give_back: &GiveBack, moment
     if claim.worker.boot < give_back.boot {
         return Some(format!("the process of {label} is gone"));
     }
-    let held = give_back.held.as_ref()?;
-    (!held.contains(&(key.clone(), seq))).then(|| format!("nobody at {label} works on it"))
+    let orphaned = give_back.orphaned.iter().any(|seed| Token::derive(seed, key, seq) == claim.token);
+    orphaned.then(|| format!("{label} never heard that it was given it"))
 }

@@ -1,1 +1,55 @@
-//! Placeholder page, written with the crate.
+//! Durable workflows in your own process.
+//!
+//! A workflow is a function of the current step that returns what to do next. What it decides is an event in an
+//! append-only log, its variables live in a scratchpad, and one database transaction saves both with its next
+//! wake-up. There is no replay and there are no determinism rules; resuming costs the same after ten steps or ten
+//! million.
+//!
+//! ```
+//! use steadfast::{Ctx, Engine, StepResult, done, step};
+//!
+//! async fn onboard(ctx: Ctx) -> StepResult {
+//!     match ctx.step() {
+//!         "start" => {
+//!             let name: String = ctx.input().await?;
+//!             ctx.set("greeting", &format!("hello {name}"))?;
+//!             Ok(step("send"))
+//!         }
+//!         "send" => Ok(done(ctx.get::<String>("greeting").await?)),
+//!         _ => Err(ctx.unknown_step()),
+//!     }
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), steadfast::Error> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let url = format!("sqlite:{}", folder.path().join("app.db").display());
+//! let engine = Engine::open(&url)?.register("onboard", onboard).run()?;
+//! let handle = engine.start("onboard", "Ada").id("onboard-ada").await?;
+//! assert_eq!(handle.result::<String>().await?, "hello Ada");
+//! engine.shutdown(std::time::Duration::from_secs(5)).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+
+mod committer;
+mod context;
+mod definition;
+mod engine;
+mod worker;
+
+pub use committer::Bounds;
+pub use context::Ctx;
+pub use definition::{Continuation, Definition, Failure, StepResult, done, fail, step};
+pub use engine::{Accepted, Builder, End, Engine, Handle, Request, StartCall};
+pub use error::Error;
+
+pub use steadfast_core as core;
+pub use steadfast_core::control::Outcome as Cancelled;
+pub use steadfast_core::json::Json;
+pub use steadfast_core::limits::{Invalid, Limits};
+pub use steadfast_core::options::StartOptions;
+pub use steadfast_core::retry::RetryPolicy;
+pub use steadfast_store as store;

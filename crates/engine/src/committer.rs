@@ -1,0 +1,423 @@
+//! Committer: the one road of every change.
+//!
+//! One thread owns the store's writer. It takes every command that waits, up to a bound, loads the rows they name,
+//! decides each in order, saves the difference and commits once; only then does each caller hear its own outcome.
+//! It never waits for a timer to fill a batch: while one commit is on its way to the disk the next batch gathers.
+//!
+//! # Failures
+//! A save that certainly did not happen is retried command by command, so that one bad row cannot take the others
+//! down. After a commit of unknown outcome nothing is run again: the callers hear *unknown*, the store recovers,
+//! and a repeated command learns the truth from its id or token.
+//!
+//! # Two lanes
+//! What finishes work has a lane that what begins work can never fill. A full finishing lane makes callers wait; a
+//! full beginning lane answers `overloaded`, so that workers never deadlock against their own queue.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use steadfast_core::command::{Command, Lane, Moment, Outcome, decide};
+use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
+use steadfast_core::sweep::GiveBack;
+use steadfast_store::clock::Clock;
+use steadfast_store::{Identity, Saved, Store, StoreError, Writer};
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::error::Error;
+
+/// Bounds of a batch and of the queues before it.
+#[derive(Debug, Clone)]
+pub struct Bounds {
+    /// Commands in one batch.
+    pub batch_commands: usize,
+    /// Bytes that one batch is expected to write.
+    pub batch_bytes: usize,
+    /// Finishing commands that may wait; more make their callers wait.
+    pub finish_waiting: usize,
+    /// Beginning commands that may wait; more are refused as `overloaded`.
+    pub begin_waiting: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { batch_commands: 1_024, batch_bytes: 8 << 20, finish_waiting: 8_192, begin_waiting: 8_192 }
+    }
+}
+
+/// A command on its way, and who waits for its outcome.
+struct Job {
+    command: Command,
+    reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Fixed at the first decision.
+    now: Option<i64>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    finish: VecDeque<Job>,
+    begin: VecDeque<Job>,
+    closed: bool,
+}
+
+/// Hears what a batch led to, on the committer's thread: must be short.
+pub(crate) type Listener = Box<dyn Fn(Hints) + Send + Sync>;
+
+struct Shared {
+    lanes: Mutex<Lanes>,
+    arrived: Condvar,
+    finish_room: Semaphore,
+    begin_room: Semaphore,
+    bounds: Bounds,
+    /// False while the store recovers from a commit of unknown outcome.
+    well: AtomicBool,
+}
+
+/// The way to the committer's thread.
+pub(crate) struct Committer {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shared {
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().expect("the lanes' lock is held for one push or take")
+    }
+}
+
+impl Committer {
+    /// Starts the thread.
+    pub(crate) fn start(
+        store: &dyn Store,
+        bounds: Bounds,
+        deliveries_max: u32,
+        listener: Listener,
+    ) -> Result<Self, StoreError> {
+        let writer = store.writer()?;
+        let shared = Arc::new(Shared {
+            lanes: Mutex::default(),
+            arrived: Condvar::new(),
+            finish_room: Semaphore::new(bounds.finish_waiting),
+            begin_room: Semaphore::new(bounds.begin_waiting),
+            bounds,
+            well: AtomicBool::new(true),
+        });
+        let runner = Runner {
+            shared: shared.clone(),
+            writer,
+            identity: store.identity(),
+            clock: store.clock(),
+            deliveries_max,
+            listener,
+        };
+        let thread =
+            std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
+                |source| StoreError::File { doing: "start the committer's thread for", path: "store".into(), source },
+            )?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Sends a command that finishes work; waits for room.
+    pub(crate) async fn finish(&self, command: Command) -> Result<Outcome, Error> {
+        debug_assert_eq!(command.lane(), Lane::Finish);
+        self.shared.finish_room.acquire().await.map_err(|_| Error::Closed)?.forget();
+        self.send(command)?.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Sends a command that begins work; refused when too many wait.
+    pub(crate) async fn begin(&self, command: Command) -> Result<Outcome, Error> {
+        debug_assert_eq!(command.lane(), Lane::Begin);
+        match self.shared.begin_room.try_acquire() {
+            Ok(room) => room.forget(),
+            Err(tokio::sync::TryAcquireError::Closed) => return Err(Error::Closed),
+            // About the time of a few full batches.
+            Err(tokio::sync::TryAcquireError::NoPermits) => return Err(Error::Overloaded { retry_after_ms: 100 }),
+        }
+        self.send(command)?.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Sends many commands that begin work as one caller that waits for room: for bulk, which is sliced anyway.
+    pub(crate) async fn begin_waiting(&self, command: Command) -> Result<Outcome, Error> {
+        self.shared.begin_room.acquire().await.map_err(|_| Error::Closed)?.forget();
+        self.send(command)?.await.unwrap_or(Err(Error::Closed))
+    }
+
+    fn send(&self, command: Command) -> Result<oneshot::Receiver<Result<Outcome, Error>>, Error> {
+        let (reply, answer) = oneshot::channel();
+        let lane = command.lane();
+        let job = Job { command, reply, now: None };
+        let mut lanes = self.shared.lanes();
+        if lanes.closed {
+            return Err(Error::Closed);
+        }
+        let idle = lanes.finish.is_empty() && lanes.begin.is_empty();
+        match lane {
+            Lane::Finish => lanes.finish.push_back(job),
+            Lane::Begin => lanes.begin.push_back(job),
+        }
+        drop(lanes);
+        // When others wait already the thread is awake or about to be.
+        if idle {
+            self.shared.arrived.notify_one();
+        }
+        Ok(answer)
+    }
+
+    /// True while the store serves.
+    pub(crate) fn is_well(&self) -> bool {
+        self.shared.well.load(Ordering::Relaxed)
+    }
+
+    /// How many commands wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let lanes = self.shared.lanes();
+        lanes.finish.len() + lanes.begin.len()
+    }
+
+    /// Takes no more commands; those that wait are still run.
+    pub(crate) fn close(&self) {
+        self.shared.lanes().closed = true;
+        self.shared.finish_room.close();
+        self.shared.begin_room.close();
+        self.shared.arrived.notify_all();
+    }
+
+    /// Waits until the thread has run what waited. Blocks.
+    pub(crate) fn join(&self) {
+        let thread = self.thread.lock().expect("held for one take").take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the committer's thread ended by a panic");
+        }
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// How a batch ended.
+enum Ended {
+    Answered,
+    /// Certainly nothing was written: the jobs are to be run one by one, or to be told.
+    NotCommitted(Vec<Job>, Error),
+    Unknown(Vec<Job>, StoreError),
+}
+
+struct Runner {
+    shared: Arc<Shared>,
+    writer: Box<dyn Writer>,
+    identity: Identity,
+    clock: Arc<dyn Clock>,
+    deliveries_max: u32,
+    listener: Listener,
+}
+
+impl Runner {
+    fn run(mut self) {
+        while let Some(batch) = self.take() {
+            self.run_batch(batch);
+        }
+    }
+
+    /// Waits for commands and takes as many as a batch holds; `None` when closed and empty.
+    fn take(&mut self) -> Option<Vec<Job>> {
+        let mut rested = false;
+        let mut lanes = self.shared.lanes();
+        loop {
+            if !lanes.finish.is_empty() || !lanes.begin.is_empty() {
+                break;
+            }
+            if lanes.closed {
+                return None;
+            }
+            if rested {
+                lanes = self.shared.arrived.wait(lanes).expect("the lanes' lock is held for one push or take");
+            } else {
+                // Nothing waits: the moment for housekeeping.
+                drop(lanes);
+                self.writer.rest();
+                rested = true;
+                lanes = self.shared.lanes();
+            }
+        }
+        let bounds = &self.shared.bounds;
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        // A quarter of every batch is kept for beginnings while any wait: finishing goes first, but not alone.
+        let kept = if lanes.begin.is_empty() { 0 } else { bounds.batch_commands / 4 };
+        let (mut finished, mut begun) = (0, 0);
+        for (limit, finishing) in [(bounds.batch_commands - kept, true), (bounds.batch_commands, false)] {
+            while batch.len() < limit && (bytes < bounds.batch_bytes || batch.is_empty()) {
+                let lane = if finishing { &mut lanes.finish } else { &mut lanes.begin };
+                let Some(job) = lane.pop_front() else { break };
+                bytes += job.command.bytes();
+                *(if finishing { &mut finished } else { &mut begun }) += 1;
+                batch.push(job);
+            }
+        }
+        drop(lanes);
+        self.shared.finish_room.add_permits(finished);
+        self.shared.begin_room.add_permits(begun);
+        Some(batch)
+    }
+
+    fn run_batch(&mut self, batch: Vec<Job>) {
+        match self.attempt(batch) {
+            Ended::Answered => {}
+            Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
+                metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
+                tell(jobs, &error);
+            }
+            Ended::NotCommitted(jobs, error) => {
+                tracing::warn!(commands = jobs.len(), %error, "a batch was not committed; its commands are run one by one");
+                for job in jobs {
+                    match self.attempt(vec![job]) {
+                        Ended::Answered => {}
+                        Ended::NotCommitted(jobs, error) => tell(jobs, &error),
+                        Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
+                    }
+                }
+            }
+            Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
+        }
+    }
+
+    /// Loads, decides and saves one batch.
+    fn attempt(&mut self, mut jobs: Vec<Job>) -> Ended {
+        let started = Instant::now();
+        let mut wants = Wants::default();
+        for job in &mut jobs {
+            let now = *job.now.get_or_insert_with(|| self.clock.now());
+            job.command.wants(&Moment { now, epoch: self.identity.epoch }, &mut wants);
+        }
+        let mut snapshot = Snapshot::new();
+        // A panic in a rule is a fault of ours; it must not end the thread that every command depends on.
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide_all(&jobs, &wants, &mut snapshot)));
+        let outcomes = match decided {
+            Ok(Ok(outcomes)) => outcomes,
+            Ok(Err(error)) => {
+                self.writer.abandon();
+                return Ended::NotCommitted(jobs, error);
+            }
+            Err(_) => {
+                self.writer.abandon();
+                return Ended::NotCommitted(jobs, Error::Internal("a rule panicked".to_owned()));
+            }
+        };
+        if !snapshot.is_changed() {
+            self.writer.abandon();
+            answer(jobs, outcomes);
+            return Ended::Answered;
+        }
+        match self.writer.save(&snapshot) {
+            Saved::Committed => {
+                metrics::counter!("steadfast_commits_total").increment(1);
+                metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
+                metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
+                metrics::histogram!("steadfast_commit_seconds").record(started.elapsed().as_secs_f64());
+                let hints = snapshot.hints();
+                answer(jobs, outcomes);
+                (self.listener)(hints);
+                Ended::Answered
+            }
+            Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
+            Saved::Unknown(error) => Ended::Unknown(jobs, error),
+        }
+    }
+
+    fn decide_all(&mut self, jobs: &[Job], wants: &Wants, snapshot: &mut Snapshot) -> Result<Vec<Outcome>, Error> {
+        self.writer.load(wants, snapshot)?;
+        let mut outcomes = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let moment = Moment { now: job.now.unwrap_or_default(), epoch: self.identity.epoch };
+            outcomes.push(loop {
+                match decide(snapshot, &job.command, &moment) {
+                    Ok(outcome) => break outcome,
+                    Err(Stop::Missing(wants)) => self.writer.load(&wants, snapshot)?,
+                    Err(Stop::Illegal(illegal)) => return Err(Error::Internal(illegal.to_string())),
+                }
+            });
+        }
+        Ok(outcomes)
+    }
+
+    /// Tells everybody that the outcome is unknown, and makes the store well before the next batch.
+    fn unknown(&mut self, jobs: Vec<Job>, error: &StoreError) {
+        tracing::error!(commands = jobs.len(), %error, "the outcome of a commit is unknown; the store recovers");
+        metrics::counter!("steadfast_commits_unknown_total").increment(1);
+        self.shared.well.store(false, Ordering::Relaxed);
+        // What these commands may have been given, nobody will ever hear of.
+        let orphaned: Vec<[u8; 32]> = jobs
+            .iter()
+            .filter_map(|job| match &job.command {
+                Command::Claim(request) if request.id.is_none() => Some(request.terms.seed),
+                Command::Start(start) => start.claim.as_ref().map(|terms| terms.seed),
+                _ => None,
+            })
+            .collect();
+        for job in jobs {
+            let id = match &job.command {
+                Command::Start(start) => Some(start.key.id.clone()),
+                _ => None,
+            };
+            // A caller that went away learns it from its id.
+            let _ = job.reply.send(Err(Error::OutcomeUnknown { id }));
+        }
+        let mut pause = Duration::from_millis(10);
+        while let Err(error) = self.writer.recover() {
+            tracing::error!(%error, "the store is not well yet");
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+        self.shared.well.store(true, Ordering::Relaxed);
+        tracing::info!("the store is well again");
+        if !orphaned.is_empty() {
+            self.give_back(orphaned);
+        }
+    }
+
+    /// Gives back what claims of unknown outcome were granted, before anything else runs.
+    fn give_back(&mut self, orphaned: Vec<[u8; 32]>) {
+        let mut after = None;
+        loop {
+            let command = Command::GiveBack(GiveBack {
+                boot: self.identity.boot,
+                orphaned: orphaned.clone(),
+                after,
+                limit: 512,
+                deliveries_max: self.deliveries_max,
+            });
+            let (reply, mut heard) = oneshot::channel();
+            match self.attempt(vec![Job { command, reply, now: None }]) {
+                Ended::Answered => {}
+                // Their leases end them; later, but as surely.
+                Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),
+                Ended::Unknown(jobs, error) => return self.unknown(jobs, &error),
+            }
+            match heard.try_recv() {
+                Ok(Ok(Outcome::Sweep(report))) if report.more => after = report.after,
+                _ => return,
+            }
+        }
+    }
+}
+
+fn answer(jobs: Vec<Job>, outcomes: Vec<Outcome>) {
+    for (job, outcome) in jobs.into_iter().zip(outcomes) {
+        // A caller that goes away withdraws nothing; the outcome stands.
+        let _ = job.reply.send(Ok(outcome));
+    }
+}
+
+fn tell(jobs: Vec<Job>, error: &Error) {
+    for job in jobs {
+        let _ = job.reply.send(Err(error.clone()));
+    }
+}

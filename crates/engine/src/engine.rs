@@ -1,0 +1,998 @@
+//! Engine: a store, its committer, and the loops that keep work moving.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use steadfast_core::admission::{self, Asked, Start};
+use steadfast_core::claim::{Announced, Terms};
+use steadfast_core::command::{Command, Outcome};
+use steadfast_core::control::{self, Cancel};
+use steadfast_core::event::{Event, Writes};
+use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_core::head::{Head, WorkerRef};
+use steadfast_core::json::Json;
+use steadfast_core::limits::{Invalid, Limits};
+use steadfast_core::options::{Options, StartOptions};
+use steadfast_core::retry::RetryPolicy;
+use steadfast_core::snapshot::Hints;
+use steadfast_core::state::Status;
+use steadfast_core::sweep::{GiveBack, Report, Sweep};
+use steadfast_core::text::{Key, Name, Namespace, Step, Tag, WorkflowId, WorkflowKey};
+use steadfast_store::clock::Clock;
+use steadfast_store::sqlite::SqliteStore;
+use steadfast_store::{Reader, Store};
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
+
+use crate::committer::{Bounds, Committer};
+use crate::context::Seen;
+use crate::definition::{Definition, Known, StepResult};
+use crate::error::Error;
+use crate::worker::{self, Slot};
+
+/// How long a loop waits for a hint before it looks by itself.
+const POLL: Duration = Duration::from_secs(1);
+/// Heads in one sweep: a slice that a claim or commit can wait behind.
+const SWEEP_LIMIT: usize = 512;
+/// Starts of a bulk that are under way together.
+const BULK_SLICE: usize = 512;
+
+/// Sets an engine up.
+pub struct Builder {
+    store: Arc<dyn Store>,
+    definitions: Vec<Definition>,
+    concurrency: usize,
+    lease: Duration,
+    limits: Limits,
+    bounds: Bounds,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// Registers a handler under a name. It takes every step that it does not answer with
+    /// [`Ctx::unknown_step`](crate::Ctx::unknown_step); use [`Builder::define`] to list its steps.
+    #[must_use]
+    pub fn register<F, Fut>(self, name: impl Into<String>, handler: F) -> Self
+    where
+        F: Fn(crate::Ctx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = StepResult> + Send + 'static,
+    {
+        self.define(Definition::new(name, handler))
+    }
+
+    /// Registers a definition.
+    #[must_use]
+    pub fn define(mut self, definition: Definition) -> Self {
+        self.definitions.push(definition);
+        self
+    }
+
+    /// How many workflows run at once in this process; 64 unless said otherwise. 0 runs none: the engine then only
+    /// admits, looks and repairs.
+    #[must_use]
+    pub fn concurrency(mut self, n: usize) -> Self {
+        self.concurrency = n;
+        self
+    }
+
+    /// How long a claim lasts without a sign of its worker; 30 s unless said otherwise. Signs are sent by
+    /// themselves, at a third of it.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Other limits than [`Limits::default`].
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Other bounds of batches and queues than the default.
+    #[must_use]
+    pub fn bounds(mut self, bounds: Bounds) -> Self {
+        self.bounds = bounds;
+        self
+    }
+
+    /// Starts the engine. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a definition with a bad name, step or policy, or two of one name; [`Error::Store`].
+    pub fn run(self) -> Result<Engine, Error> {
+        let inner = self.build(true)?;
+        Ok(Engine { guard: Arc::new(Guard { inner }) })
+    }
+
+    /// Builds the engine; without loops, a test drives it step by step.
+    pub(crate) fn build(self, loops: bool) -> Result<Arc<Inner>, Error> {
+        let mut definitions = BTreeMap::new();
+        for definition in self.definitions {
+            let (name, known) = definition.check(&self.limits)?;
+            if definitions.insert(name.clone(), known).is_some() {
+                let problem = "is registered twice; give each definition a name of its own";
+                return Err(Invalid::new("invalid_name", format!("definition {name}"), problem).into());
+            }
+        }
+        let identity = self.store.identity();
+        let announced = Announced {
+            namespace: Namespace::default_namespace(),
+            definitions: definitions.iter().map(|(name, known)| (name.clone(), known.steps.clone())).collect(),
+        };
+        let hub = Arc::new(Hub::default());
+        let listening = hub.clone();
+        let committer = Committer::start(
+            &*self.store,
+            self.bounds,
+            self.limits.deliveries_max,
+            Box::new(move |hints| listening.hear(hints)),
+        )?;
+        let (stage, _) = watch::channel(Stage::Running);
+        let inner = Arc::new(Inner {
+            committer,
+            reader: self.store.reader(),
+            clock: self.store.clock(),
+            fingerprint_key: identity.fingerprint_key,
+            definitions,
+            announced: RwLock::new(Arc::new(announced)),
+            worker: WorkerRef {
+                label: format!("n1.b{}.p{}", identity.boot, std::process::id()).into(),
+                boot: identity.boot,
+                remote: false,
+            },
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX).max(1),
+            limits: Arc::new(self.limits),
+            concurrency: self.concurrency,
+            slots: Arc::new(Semaphore::new(self.concurrency)),
+            idle_slots: Mutex::default(),
+            every_slot: Mutex::default(),
+            backlog: AtomicBool::new(false),
+            wake_worker: hub.ready.clone(),
+            hub,
+            stage,
+            seeds: Seeds::new()?,
+            store: self.store,
+        });
+        if loops {
+            inner.spawn_loops();
+        }
+        Ok(inner)
+    }
+}
+
+/// What the committer's thread tells the loops, and who waits for which workflow.
+#[derive(Default)]
+struct Hub {
+    ready: Arc<Notify>,
+    due: Notify,
+    /// The earliest time the sweeper has been told of since it last looked.
+    due_at: DueAt,
+    ended: Mutex<HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>>,
+}
+
+struct DueAt(AtomicI64);
+
+impl Default for DueAt {
+    fn default() -> Self {
+        Self(AtomicI64::new(i64::MAX))
+    }
+}
+
+impl Hub {
+    fn hear(&self, hints: Hints) {
+        if hints.ready {
+            self.ready.notify_one();
+        }
+        if let Some(due) = hints.due
+            && self.due_at.0.fetch_min(due, Ordering::SeqCst) > due
+        {
+            self.due.notify_one();
+        }
+        if !hints.ended.is_empty() {
+            let mut waiting = self.waiting();
+            if !waiting.is_empty() {
+                for (key, event) in hints.ended {
+                    for waiter in waiting.remove(&key).into_iter().flatten() {
+                        // A waiter that went away hears nothing.
+                        let _ = waiter.send(event.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How far the engine's life has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Running,
+    /// Claims nothing more; what runs may finish its step.
+    Draining,
+    /// What still runs is given back.
+    GraceOver,
+}
+
+/// Random 32-byte seeds, one for each claim: a secret of this process and a counter, hashed.
+struct Seeds {
+    secret: [u8; 32],
+    count: std::sync::atomic::AtomicU64,
+}
+
+impl Seeds {
+    fn new() -> Result<Self, Error> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| Error::Internal(format!("draw a secret: {error}")))?;
+        Ok(Self { secret, count: std::sync::atomic::AtomicU64::new(0) })
+    }
+
+    fn next(&self) -> [u8; 32] {
+        use sha2::{Digest, Sha256};
+        let mut hash = Sha256::new();
+        hash.update(self.secret);
+        hash.update(self.count.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        hash.finalize().into()
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) committer: Committer,
+    pub(crate) reader: Arc<dyn Reader>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) definitions: BTreeMap<Name, Known>,
+    announced: RwLock<Arc<Announced>>,
+    pub(crate) worker: WorkerRef,
+    pub(crate) lease_ms: u64,
+    pub(crate) limits: Arc<Limits>,
+    fingerprint_key: FingerprintKey,
+    concurrency: usize,
+    /// Room for workflows to run.
+    pub(crate) slots: Arc<Semaphore>,
+    idle_slots: Mutex<Vec<Arc<Slot>>>,
+    every_slot: Mutex<Vec<Arc<Slot>>>,
+    /// More was ready at the last claim than there was room for.
+    backlog: AtomicBool,
+    pub(crate) wake_worker: Arc<Notify>,
+    hub: Arc<Hub>,
+    stage: watch::Sender<Stage>,
+    seeds: Seeds,
+    // Last: everything above lets go before the store's lock does.
+    pub(crate) store: Arc<dyn Store>,
+}
+
+impl Inner {
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.stage.borrow() >= Stage::Draining
+    }
+
+    pub(crate) async fn grace_over(&self) {
+        let mut stage = self.stage.subscribe();
+        // The sender lives as long as `self`.
+        let _ = stage.wait_for(|stage| *stage >= Stage::GraceOver).await;
+    }
+
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_backlog(&self, backlog: bool) {
+        self.backlog.store(backlog, Ordering::Relaxed);
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        worker::terms(self)
+    }
+
+    pub(crate) fn random_seed(&self) -> [u8; 32] {
+        self.seeds.next()
+    }
+
+    pub(crate) fn random_u32(&self) -> u32 {
+        let seed = self.seeds.next();
+        u32::from_be_bytes([seed[0], seed[1], seed[2], seed[3]])
+    }
+
+    pub(crate) fn announced(&self) -> Arc<Announced> {
+        self.announced.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn learn_unknown_step(&self, name: &Name, step: &Step) {
+        let mut announced = self.announced.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(steps) = announced.definitions.get(name)
+            && steps.knows(step)
+        {
+            tracing::warn!(definition = %name, %step, "this code does not know a step; its workflows wait for code that does");
+            let mut learned = (**announced).clone();
+            learned.definitions.insert(name.clone(), worker::without_step(steps, step));
+            *announced = Arc::new(learned);
+        }
+    }
+
+    pub(crate) fn take_slot(&self) -> Arc<Slot> {
+        let idle = self.idle_slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.unwrap_or_else(|| {
+            let slot = Arc::new(Slot::new());
+            self.every_slot.lock().unwrap_or_else(PoisonError::into_inner).push(slot.clone());
+            slot
+        })
+    }
+
+    pub(crate) fn return_slot(&self, slot: Arc<Slot>) {
+        self.idle_slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+
+    pub(crate) fn all_slots(&self) -> Vec<Arc<Slot>> {
+        self.every_slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn spawn_loops(self: &Arc<Self>) {
+        supervise(self, "worker", |engine| async move {
+            if engine.concurrency == 0 {
+                engine.drained().await;
+                return Ok(());
+            }
+            worker::claim(&engine).await?;
+            wait(&engine, engine.wake_worker.notified(), POLL).await;
+            Ok(())
+        });
+        supervise(self, "heartbeat", |engine| async move {
+            worker::heartbeat(&engine).await?;
+            let pause = Duration::from_millis(engine.lease_ms / 6).clamp(Duration::from_millis(10), POLL);
+            tokio::time::sleep(pause).await;
+            Ok(())
+        });
+        supervise(self, "sweeper", |engine| async move {
+            engine.sweep().await?;
+            // Told of an earlier time meanwhile, or not: what the store says is what counts.
+            engine.hub.due_at.0.store(i64::MAX, Ordering::SeqCst);
+            let next = engine.look(|reader| reader.next_due()).await?;
+            let pause = next.and_then(|next| engine.clock.until(next)).map_or(POLL, |pause| pause.min(POLL));
+            engine.hub.due_at.0.fetch_min(next.unwrap_or(i64::MAX), Ordering::SeqCst);
+            wait(&engine, engine.hub.due.notified(), pause).await;
+            Ok(())
+        });
+        let engine = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = engine.give_back().await {
+                tracing::error!(%error, "claims of earlier processes could not be given back; their leases end them");
+            }
+        });
+    }
+
+    async fn drained(&self) {
+        let mut stage = self.stage.subscribe();
+        // The sender lives as long as `self`.
+        let _ = stage.wait_for(|stage| *stage >= Stage::Draining).await;
+    }
+
+    /// Repairs what is overdue now.
+    pub(crate) async fn sweep(&self) -> Result<Report, Error> {
+        let mut total = Report::default();
+        loop {
+            let sweep =
+                Sweep { limit: SWEEP_LIMIT, jitter: self.random_u32(), deliveries_max: self.limits.deliveries_max };
+            let Outcome::Sweep(report) = self.committer.finish(Command::Sweep(sweep)).await? else {
+                return Err(Error::Internal("a sweep was answered as something else".to_owned()));
+            };
+            for (kind, count) in
+                [("woken", report.woken), ("lease_lost", report.leases_lost), ("step_timeout", report.timed_out)]
+            {
+                if count > 0 {
+                    metrics::counter!("steadfast_swept_total", "kind" => kind).increment(count as u64);
+                }
+            }
+            total.woken += report.woken;
+            total.leases_lost += report.leases_lost;
+            total.timed_out += report.timed_out;
+            total.alive += report.alive;
+            if !report.more {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Gives back the claims of earlier processes, page by page, so that they cost nobody a lease.
+    pub(crate) async fn give_back(&self) -> Result<usize, Error> {
+        let (mut given_back, mut after) = (0, None);
+        loop {
+            let command = Command::GiveBack(GiveBack {
+                boot: self.worker.boot,
+                orphaned: Vec::new(),
+                after: after.clone(),
+                limit: SWEEP_LIMIT,
+                deliveries_max: self.limits.deliveries_max,
+            });
+            match self.committer.finish(command).await {
+                Ok(Outcome::Sweep(report)) => {
+                    given_back += report.given_back;
+                    if !report.more {
+                        if given_back > 0 {
+                            tracing::info!(given_back, "steps of an earlier process were given back");
+                        }
+                        return Ok(given_back);
+                    }
+                    after = report.after;
+                }
+                Ok(_) => return Err(Error::Internal("a give-back was answered as something else".to_owned())),
+                Err(Error::Closed) => return Err(Error::Closed),
+                Err(error) => {
+                    tracing::warn!(%error, "giving back is tried again");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    /// Runs a short look at the store beside the async threads.
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&dyn Reader) -> Result<T, steadfast_store::StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let reader = self.reader.clone();
+        tokio::task::spawn_blocking(move || look(&*reader))
+            .await
+            .map_err(|error| Error::Internal(format!("a look at the store ended early: {error}")))?
+            .map_err(Error::from)
+    }
+
+    /// Checks a request to start and fills in its definition's options.
+    pub(crate) fn check(&self, request: Request) -> Result<Start, Error> {
+        let Request { name, id, input, writes, options } = request;
+        let limits = &self.limits;
+        let name = Name::parse_as("name", &name, limits)?;
+        let id = match id {
+            Some(id) => WorkflowId::parse_as("id", &id, limits)?,
+            None => WorkflowId::trusted(uuid::Uuid::now_v7().to_string()),
+        };
+        let key = WorkflowKey { namespace: Namespace::default_namespace(), id };
+        let standard = Options::default();
+        let definition = self.definitions.get(&name).map_or(&standard, |known| &known.options);
+        let asked = Asked { key, name, input: input?, writes: writes?, options };
+        Ok(asked.check(definition, &self.fingerprint_key, limits)?)
+    }
+
+    /// Admits a workflow, and claims its first step with it when there is room and nothing else waits.
+    pub(crate) async fn admit(self: &Arc<Self>, mut start: Start, bulk: bool) -> Result<Accepted, Error> {
+        let id = start.key.id.clone();
+        let known = self.announced().knows(&start.name, &Step::start());
+        let permit = if known && !bulk && !self.has_backlog() && !self.is_draining() {
+            self.slots.clone().try_acquire_owned().ok()
+        } else {
+            None
+        };
+        let input = permit.is_some().then(|| (start.input.clone(), start.writes.clone()));
+        start.claim = permit.is_some().then(|| self.terms());
+        let command = Command::Start(Box::new(start));
+        let outcome =
+            if bulk { self.committer.begin_waiting(command).await? } else { self.committer.begin(command).await? };
+        let Outcome::Start(outcome) = outcome else {
+            return Err(Error::Internal("a start was answered as something else".to_owned()));
+        };
+        match outcome {
+            admission::Outcome::Started { claimed } => {
+                if let (Some(granted), Some(permit), Some((input, writes))) = (claimed, permit, input) {
+                    let mut seen: Seen = writes.iter().map(|write| (write.key.clone(), write.value.clone())).collect();
+                    seen.insert(Key::trusted("input"), Some(input));
+                    worker::spawn(self, granted, seen, permit);
+                }
+                Ok(Accepted { id, replay: false, known })
+            }
+            admission::Outcome::Replay { .. } => Ok(Accepted { id, replay: true, known }),
+            admission::Outcome::IdentityConflict { admitted_at } => Err(Error::IdentityConflict { id, admitted_at }),
+        }
+    }
+}
+
+/// Runs `body` again and again until the engine is closed; an error is reported and waited out, a panic too.
+fn supervise<F, Fut>(engine: &Arc<Inner>, name: &'static str, body: F)
+where
+    F: Fn(Arc<Inner>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let engine = engine.clone();
+    let body = Arc::new(body);
+    tokio::spawn(async move {
+        let mut pause = Duration::from_millis(50);
+        // The heartbeat and the sweep go on while what runs may finish.
+        let last = if name == "worker" { Stage::Draining } else { Stage::GraceOver };
+        while *engine.stage.borrow() < last {
+            let (body, inner) = (body.clone(), engine.clone());
+            match tokio::spawn(async move { body(inner).await }).await {
+                Ok(Ok(())) => pause = Duration::from_millis(50),
+                Ok(Err(Error::Closed)) => return,
+                Ok(Err(error)) => {
+                    // An overloaded lane is no fault: the next look finds room.
+                    if !matches!(error, Error::Overloaded { .. }) {
+                        tracing::warn!(r#loop = name, %error, "a loop goes on after an error");
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(error) => {
+                    metrics::counter!("steadfast_loop_panics_total", "loop" => name).increment(1);
+                    tracing::error!(r#loop = name, %error, "a loop is started again after a panic");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+            }
+        }
+    });
+}
+
+/// Waits for a hint, the pause, or the end of the loop's life.
+async fn wait(engine: &Inner, hint: impl Future<Output = ()>, pause: Duration) {
+    tokio::select! {
+        () = hint => {}
+        () = tokio::time::sleep(pause) => {}
+        () = engine.grace_over() => {}
+    }
+}
+
+/// A running engine. Cheap to clone; it runs until [`Engine::shutdown`] or until the last clone is dropped.
+#[derive(Clone)]
+pub struct Engine {
+    guard: Arc<Guard>,
+}
+
+struct Guard {
+    inner: Arc<Inner>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Without a grace: what runs is given back, and the committer runs what waits.
+        self.inner.stage.send_replace(Stage::GraceOver);
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("store", &self.inner().store).finish_non_exhaustive()
+    }
+}
+
+/// What a start was answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// The workflow.
+    pub id: WorkflowId,
+    /// True when the same request had been accepted before.
+    pub replay: bool,
+    /// False when this process has no handler for its first step: it waits for a worker that has one.
+    pub known: bool,
+}
+
+/// A request to start a workflow, before it is checked.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The definition.
+    pub name: String,
+    /// The workflow's id; a new UUIDv7 when absent.
+    pub id: Option<String>,
+    /// The input.
+    pub input: Result<Json, Invalid>,
+    /// Further initial variables.
+    pub writes: Result<Writes, Invalid>,
+    /// How it shall run.
+    pub options: StartOptions,
+}
+
+impl Request {
+    /// A request with null input.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            id: None,
+            input: Ok(Json::null()),
+            writes: Ok(Writes::default()),
+            options: StartOptions::default(),
+        }
+    }
+
+    /// Gives the workflow an id: the same request with the same id is accepted once, however often it is sent.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Sets the input.
+    #[must_use]
+    pub fn input<T: Serialize + ?Sized>(mut self, input: &T) -> Self {
+        self.input =
+            Json::from_serialize(input).map_err(|error| Invalid::new(error.code(), "input", error.to_string()));
+        self
+    }
+
+    /// Sets the input to a JSON text that was checked.
+    #[must_use]
+    pub fn input_json(mut self, input: Json) -> Self {
+        self.input = Ok(input);
+        self
+    }
+
+    /// Sets an initial variable.
+    #[must_use]
+    pub fn variable<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Self {
+        let value = Json::from_serialize(value).map_err(|error| Invalid::new(error.code(), key, error.to_string()));
+        self.writes = self.writes.and_then(|mut writes| {
+            writes.put(Key::trusted(key), Some(value?));
+            Ok(writes)
+        });
+        self
+    }
+
+    /// Sets the retry policy.
+    #[must_use]
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.options.retry = Some(policy);
+        self
+    }
+
+    /// Sets the priority, -100 to 100, higher first.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.options.priority = Some(priority);
+        self
+    }
+
+    /// Adds a tag.
+    #[must_use]
+    pub fn tag(mut self, tag: &str) -> Self {
+        self.options.tags.push(Tag::trusted(tag));
+        self
+    }
+}
+
+/// A start on its way: give it an id or options, then await it.
+#[derive(Debug)]
+#[must_use = "a start is sent when it is awaited"]
+pub struct StartCall {
+    engine: Engine,
+    request: Request,
+}
+
+impl StartCall {
+    /// Gives the workflow an id: the same request with the same id is accepted once, however often it is sent.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.request = self.request.id(id);
+        self
+    }
+
+    /// Sets an initial variable.
+    pub fn variable<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Self {
+        self.request = self.request.variable(key, value);
+        self
+    }
+
+    /// Sets the retry policy.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.request = self.request.retry(policy);
+        self
+    }
+
+    /// Sets the priority, -100 to 100, higher first.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.request = self.request.priority(priority);
+        self
+    }
+
+    /// Adds a tag.
+    pub fn tag(mut self, tag: &str) -> Self {
+        self.request = self.request.tag(tag);
+        self
+    }
+}
+
+impl IntoFuture for StartCall {
+    type Output = Result<Handle, Error>;
+    type IntoFuture = std::pin::Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let accepted = self.engine.start_request(self.request).await?;
+            Ok(self.engine.handle(accepted.id.as_str()))
+        })
+    }
+}
+
+/// How a workflow ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// With a result.
+    Completed(Json),
+    /// By a failure.
+    Failed {
+        /// Its code.
+        code: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// From outside.
+    Cancelled {
+        /// The reason given.
+        reason: String,
+    },
+}
+
+/// A workflow, by its id.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    engine: Engine,
+    key: WorkflowKey,
+}
+
+impl Handle {
+    /// The workflow's id.
+    pub fn id(&self) -> &str {
+        self.key.id.as_str()
+    }
+
+    /// Waits until the workflow has ended and answers its result.
+    ///
+    /// # Errors
+    /// [`Error::WorkflowFailed`], [`Error::WorkflowCancelled`], [`Error::UnknownWorkflow`], [`Error::Value`] when the
+    /// result has another form.
+    pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        match self.end().await? {
+            End::Completed(result) => result.to().map_err(|error| Error::Value {
+                what: "result".to_owned(),
+                problem: format!("line {} column {}", error.line(), error.column()),
+            }),
+            End::Failed { code, reason } => Err(Error::WorkflowFailed { failure: code, reason }),
+            End::Cancelled { reason } => Err(Error::WorkflowCancelled { reason }),
+        }
+    }
+
+    /// Waits until the workflow has ended.
+    ///
+    /// # Errors
+    /// [`Error::UnknownWorkflow`], or [`Error::Closed`] when the engine shuts down first.
+    pub async fn end(&self) -> Result<End, Error> {
+        let inner = self.engine.inner();
+        loop {
+            // Ask to be told before looking: an end between the two is then heard, not missed.
+            let (tell, told) = oneshot::channel();
+            inner.hub.waiting().entry(self.key.clone()).or_default().push(tell);
+            if let Some(end) = self.engine.look_end(&self.key).await? {
+                return Ok(end);
+            }
+            tokio::select! {
+                event = told => if let Ok(event) = event && let Some(end) = end_of(event) { return Ok(end) },
+                () = tokio::time::sleep(POLL) => {}
+                () = inner.grace_over() => return Err(Error::Closed),
+            }
+            inner.hub.waiting().retain(|_, waiters| {
+                waiters.retain(|waiter| !waiter.is_closed());
+                !waiters.is_empty()
+            });
+        }
+    }
+
+    /// Cancels the workflow.
+    ///
+    /// # Errors
+    /// As [`Engine::cancel`].
+    pub async fn cancel(&self, reason: &str) -> Result<control::Outcome, Error> {
+        self.engine.cancel(self.id(), reason, "api").await
+    }
+}
+
+fn end_of(event: Event) -> Option<End> {
+    match event {
+        Event::WorkflowCompleted { result } => Some(End::Completed(result)),
+        Event::WorkflowFailed { code, reason, .. } => Some(End::Failed { code: code.to_string(), reason }),
+        Event::WorkflowCancelled { reason, .. } => Some(End::Cancelled { reason }),
+        _ => None,
+    }
+}
+
+impl Engine {
+    /// Opens a store: `sqlite:PATH`, or a path.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another kind of URL, [`Error::Store`] when it cannot be opened.
+    pub fn open(url: &str) -> Result<Builder, Error> {
+        let path = match url.split_once(':') {
+            Some(("sqlite", path)) => path.strip_prefix("//").unwrap_or(path),
+            Some((scheme, _)) if scheme.len() > 1 && !scheme.contains('/') => {
+                let problem = format!("has the scheme {scheme}, which this release cannot open; give sqlite:PATH");
+                return Err(Invalid::new("invalid_store", "store", problem).into());
+            }
+            _ => url,
+        };
+        Ok(Self::on(SqliteStore::open(Path::new(path))?))
+    }
+
+    /// Sets an engine up on a store.
+    pub fn on(store: impl Store) -> Builder {
+        Builder {
+            store: Arc::new(store),
+            definitions: Vec::new(),
+            concurrency: 64,
+            lease: Duration::from_secs(30),
+            limits: Limits::default(),
+            bounds: Bounds::default(),
+        }
+    }
+
+    fn inner(&self) -> &Arc<Inner> {
+        &self.guard.inner
+    }
+
+    /// Starts a workflow of the definition `name` with `input`.
+    pub fn start<T: Serialize + ?Sized>(&self, name: &str, input: &T) -> StartCall {
+        StartCall { engine: self.clone(), request: Request::new(name).input(input) }
+    }
+
+    /// Starts a workflow and tells whether it is a replay.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::IdentityConflict`], [`Error::Overloaded`], [`Error::OutcomeUnknown`],
+    /// [`Error::Store`], [`Error::Closed`].
+    pub async fn start_request(&self, request: Request) -> Result<Accepted, Error> {
+        let start = self.inner().check(request)?;
+        self.inner().admit(start, false).await
+    }
+
+    /// Starts many workflows; each has its own outcome, in order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there are more than the limit; each other error stands in its place.
+    pub async fn start_many(&self, requests: Vec<Request>) -> Result<Vec<Result<Accepted, Error>>, Error> {
+        let limit = self.inner().limits.bulk_max;
+        if requests.len() > limit {
+            let remedy = "send several calls";
+            return Err(Invalid::over("bulk_too_large", "requests", requests.len(), limit, remedy).into());
+        }
+        let mut outcomes = Vec::with_capacity(requests.len());
+        let mut requests = requests.into_iter();
+        loop {
+            // A slice at a time, so that others' commands wait behind one slice and not behind the whole.
+            let slice: Vec<_> = requests
+                .by_ref()
+                .take(BULK_SLICE)
+                .map(|request| async move {
+                    let start = self.inner().check(request)?;
+                    self.inner().admit(start, true).await
+                })
+                .collect();
+            if slice.is_empty() {
+                return Ok(outcomes);
+            }
+            outcomes.extend(futures_util::future::join_all(slice).await);
+        }
+    }
+
+    /// A workflow by its id, whether it exists or not.
+    pub fn handle(&self, id: &str) -> Handle {
+        Handle {
+            engine: self.clone(),
+            key: WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(id) },
+        }
+    }
+
+    /// Ends a workflow from outside and answers what that really did.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`], [`Error::OutcomeUnknown`], [`Error::Store`], [`Error::Closed`].
+    pub async fn cancel(&self, id: &str, reason: &str, by: &str) -> Result<control::Outcome, Error> {
+        let key = self.handle(id).key;
+        let cancel = Cancel { key, reason: reason.to_owned(), by: by.to_owned() };
+        match self.inner().committer.begin(Command::Cancel(cancel)).await? {
+            Outcome::Cancel(outcome) => Ok(outcome),
+            _ => Err(Error::Internal("a cancel was answered as something else".to_owned())),
+        }
+    }
+
+    /// The current state of a workflow.
+    ///
+    /// # Errors
+    /// [`Error::UnknownWorkflow`], [`Error::Store`].
+    pub async fn head(&self, id: &str) -> Result<Head, Error> {
+        let key = self.handle(id).key;
+        let id = key.id.clone();
+        self.inner().look(move |reader| reader.head(&key)).await?.ok_or(Error::UnknownWorkflow { id })
+    }
+
+    /// How a workflow ended; `None` while it has not.
+    ///
+    /// # Errors
+    /// [`Error::UnknownWorkflow`], [`Error::Store`].
+    pub async fn end(&self, id: &str) -> Result<Option<End>, Error> {
+        self.look_end(&self.handle(id).key).await
+    }
+
+    async fn look_end(&self, key: &WorkflowKey) -> Result<Option<End>, Error> {
+        let wanted = key.clone();
+        let looked = self
+            .inner()
+            .look(move |reader| {
+                let Some(head) = reader.head(&wanted)? else { return Ok(None) };
+                if !head.status().is_terminal() {
+                    return Ok(Some(None));
+                }
+                let last = reader.events(&wanted, head.seq, 1)?.pop();
+                Ok(Some(last.and_then(|last| end_of(last.event))))
+            })
+            .await?;
+        looked.ok_or_else(|| Error::UnknownWorkflow { id: key.id.clone() })
+    }
+
+    /// Runs a short look at the store beside the async threads.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the look fails.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&dyn Reader) -> Result<T, steadfast_store::StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.inner().look(look).await
+    }
+
+    /// True when `head` is ready and this process, the only one that runs steps of this store, does not know its step.
+    pub fn is_blocked(&self, head: &Head) -> bool {
+        head.status() == Status::Ready
+            && !head.visit().is_some_and(|visit| self.inner().announced().knows(&head.name, &visit.step))
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.inner().limits
+    }
+
+    /// The store's now, in milliseconds since the epoch.
+    pub fn now(&self) -> i64 {
+        self.inner().clock.now()
+    }
+
+    /// True while the store serves; false while it recovers from a failed commit.
+    pub fn is_ready(&self) -> bool {
+        self.inner().committer.is_well()
+    }
+
+    /// How many commands wait for the committer, and how many workflows run here.
+    pub fn load(&self) -> (usize, usize) {
+        let inner = self.inner();
+        (inner.committer.waiting(), inner.concurrency - inner.slots.available_permits())
+    }
+
+    /// Stops: claims nothing more, lets running steps finish within `grace`, gives back the rest without costing
+    /// them an attempt, commits what waits, and lets go of the store.
+    pub async fn shutdown(self, grace: Duration) {
+        let inner = self.inner().clone();
+        inner.stage.send_replace(Stage::Draining);
+        inner.wake_worker.notify_waiters();
+        let all = u32::try_from(inner.concurrency).unwrap_or(u32::MAX);
+        let idle = |inner: Arc<Inner>| async move {
+            // Every slot's permit back means that every step has committed or was given back.
+            let _ = inner.slots.acquire_many(all).await;
+        };
+        if tokio::time::timeout(grace, idle(inner.clone())).await.is_err() {
+            inner.stage.send_replace(Stage::GraceOver);
+            if tokio::time::timeout(Duration::from_secs(5), idle(inner.clone())).await.is_err() {
+                tracing::warn!("a handler does not yield; its step is given back by the next owner of the store");
+            }
+        }
+        inner.stage.send_replace(Stage::GraceOver);
+        inner.committer.close();
+        let joined = inner.clone();
+        // The thread runs what waits, which ends in bounded time.
+        let _ = tokio::task::spawn_blocking(move || joined.committer.join()).await;
+    }
+}
