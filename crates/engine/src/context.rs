@@ -216,8 +216,10 @@ impl Ctx {
     /// Returns when this attempt has lost its claim.
     pub async fn cancelled(&self) {
         let mut lost = self.inner.lost.clone();
-        // An engine that is gone has let go of every claim.
-        let _ = lost.wait_for(|lost| *lost).await;
+        if lost.wait_for(|lost| *lost).await.is_err() {
+            // The attempt has ended: nobody will ever say that it is lost.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// The answer to a step that this code does not know: the attempt does not count, and the workflow waits for a

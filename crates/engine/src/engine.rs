@@ -163,7 +163,7 @@ impl Builder {
             hub,
             stage,
             seeds: Seeds::new()?,
-            store: self.store,
+            store: Mutex::new(Some(self.store)),
         });
         if loops {
             inner.spawn_loops();
@@ -271,8 +271,8 @@ pub(crate) struct Inner {
     hub: Arc<Hub>,
     stage: watch::Sender<Stage>,
     seeds: Seeds,
-    // Last: everything above lets go before the store's lock does.
-    pub(crate) store: Arc<dyn Store>,
+    /// Let go of by `shutdown`, so that the next owner can open it while handles of this engine are still around.
+    store: Mutex<Option<Arc<dyn Store>>>,
 }
 
 impl Inner {
@@ -546,11 +546,11 @@ async fn wait(engine: &Inner, hint: impl Future<Output = ()>, pause: Duration) {
 /// A running engine. Cheap to clone; it runs until [`Engine::shutdown`] or until the last clone is dropped.
 #[derive(Clone)]
 pub struct Engine {
-    guard: Arc<Guard>,
+    pub(crate) guard: Arc<Guard>,
 }
 
-struct Guard {
-    inner: Arc<Inner>,
+pub(crate) struct Guard {
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl Drop for Guard {
@@ -562,7 +562,7 @@ impl Drop for Guard {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("store", &self.inner().store).finish_non_exhaustive()
+        f.debug_struct("Engine").field("worker", &self.inner().worker.label).finish_non_exhaustive()
     }
 }
 
@@ -734,7 +734,7 @@ pub enum End {
 #[derive(Debug, Clone)]
 pub struct Handle {
     engine: Engine,
-    key: WorkflowKey,
+    pub(crate) key: WorkflowKey,
 }
 
 impl Handle {
@@ -831,7 +831,7 @@ impl Engine {
         }
     }
 
-    fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.guard.inner
     }
 
@@ -994,5 +994,6 @@ impl Engine {
         let joined = inner.clone();
         // The thread runs what waits, which ends in bounded time.
         let _ = tokio::task::spawn_blocking(move || joined.committer.join()).await;
+        drop(inner.store.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

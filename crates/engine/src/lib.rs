@@ -38,6 +38,7 @@ mod committer;
 mod context;
 mod definition;
 mod engine;
+pub mod testkit;
 mod worker;
 
 pub use committer::Bounds;

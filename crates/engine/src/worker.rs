@@ -36,6 +36,8 @@ const STREAK_TIME: Duration = Duration::from_millis(100);
 const CLAIM_MAX: usize = 256;
 /// What a worker remembers of a scratchpad from step to step.
 const SEEN_BYTES_MAX: usize = 256 << 10;
+/// Likewise, in variables.
+const SEEN_KEYS_MAX: usize = 256;
 /// How long a handler may go on after it has lost its claim, to tidy up, before it is dropped.
 const LOST_GRACE: Duration = Duration::from_secs(5);
 
@@ -116,40 +118,25 @@ async fn run(engine: &Arc<Inner>, first: Granted, mut seen: Seen, slot: &Slot) {
         steps += 1;
         let held_long = steps >= STREAK_STEPS || started.elapsed() >= STREAK_TIME;
         let go_on = !(engine.is_draining() || (held_long && engine.has_backlog()));
-        (next, seen) = attempt(engine, granted, seen, Some(slot), go_on).await;
+        (next, seen) = attempt(engine, granted, seen, slot, go_on).await;
     }
 }
 
 /// One attempt of one step: run, judge, commit. Answers the claim of the next step, if the commit brought one.
-pub(crate) async fn attempt(
+async fn attempt(
     engine: &Arc<Inner>,
     granted: Granted,
     seen: Seen,
-    slot: Option<&Slot>,
+    slot: &Slot,
     go_on: bool,
 ) -> (Option<Granted>, Seen) {
-    let (lost, heard) = watch::channel(false);
-    let ctx = Ctx::new(granted.clone(), engine.reader.clone(), engine.limits.clone(), seen, heard);
-    if let Some(slot) = slot {
-        *slot.running() = Some(Running {
-            held: granted.held.clone(),
-            ctx: ctx.clone(),
-            lost,
-            lease: Duration::from_millis(granted.lease_ms),
-            beaten: Instant::now(),
-        });
-    }
-    let ended = handle(engine, &granted, ctx.clone()).await;
-    let (writes, mut seen) = ctx.take();
-    let mut command = judge(engine, &granted, writes, ended);
-    let writes = match &command {
-        Command::Complete(complete) => complete.writes.clone(),
-        _ => Writes::default(),
-    };
+    let (mut command, mut seen) = decide(engine, &granted, seen, Some(slot)).await;
+    let mut writes = Writes::default();
     if let Command::Complete(complete) = &mut command
         && go_on
     {
         complete.claim_next = Some(engine.terms());
+        writes = complete.writes.clone();
     }
     let next = match commit_until_known(engine, command, &granted).await {
         Some(commit::Outcome::Committed(after) | commit::Outcome::AlreadyCommitted(after)) => after.next,
@@ -165,11 +152,34 @@ pub(crate) async fn attempt(
             seen.insert(write.key.clone(), write.value.clone());
         }
         let bytes: usize = seen.values().flatten().map(Json::len).sum();
-        if bytes > SEEN_BYTES_MAX || seen.len() > 256 {
+        if bytes > SEEN_BYTES_MAX || seen.len() > SEEN_KEYS_MAX {
             seen.clear();
         }
     }
     (next, seen)
+}
+
+/// Runs the handler and judges how it ended: the command that records it, not sent yet.
+pub(crate) async fn decide(engine: &Arc<Inner>, granted: &Granted, seen: Seen, slot: Option<&Slot>) -> (Command, Seen) {
+    let (lost, heard) = watch::channel(false);
+    let ctx = Ctx::new(granted.clone(), engine.reader.clone(), engine.limits.clone(), seen, heard);
+    // Kept until the handler has ended: a sender that is gone would read as a lost claim.
+    let mut kept = Some(lost);
+    if let Some(slot) = slot
+        && let Some(lost) = kept.take()
+    {
+        *slot.running() = Some(Running {
+            held: granted.held.clone(),
+            ctx: ctx.clone(),
+            lost,
+            lease: Duration::from_millis(granted.lease_ms),
+            beaten: Instant::now(),
+        });
+    }
+    let ended = handle(engine, granted, ctx.clone()).await;
+    drop(kept);
+    let (writes, seen) = ctx.take();
+    (judge(engine, granted, writes, ended), seen)
 }
 
 /// How a handler ended.
@@ -264,7 +274,11 @@ fn judge(engine: &Arc<Inner>, granted: &Granted, writes: Writes, ended: Ended) -
 }
 
 /// Sends a commit until its outcome is known. `None` only when the engine is closed.
-async fn commit_until_known(engine: &Arc<Inner>, command: Command, granted: &Granted) -> Option<commit::Outcome> {
+pub(crate) async fn commit_until_known(
+    engine: &Arc<Inner>,
+    command: Command,
+    granted: &Granted,
+) -> Option<commit::Outcome> {
     let mut pause = Duration::from_millis(5);
     loop {
         match engine.committer.finish(command.clone()).await {

@@ -10,6 +10,7 @@
 //! reads from then on is durable ([`Writer::recover`]).
 
 mod backup;
+pub mod limit;
 mod migrate;
 mod reader;
 mod rows;
@@ -33,6 +34,11 @@ use crate::contract::{Identity, Reader, Store, StoreError, Writer};
 
 /// The oldest SQLite without the WAL-reset fault, which could corrupt a file in every release from 3.7.0 on.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
+
+/// The version of the linked SQLite.
+pub fn version() -> &'static str {
+    rusqlite::version()
+}
 
 /// A store in one SQLite file, owned by this process.
 #[derive(Debug, Clone)]

@@ -1,0 +1,330 @@
+//! Engines that run by themselves, on the stores people use.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use steadfast::core::event::Event;
+use steadfast::core::state::Status;
+use steadfast::core::text::WorkflowKey;
+use steadfast::store::Store;
+use steadfast::store::clock::ManualClock;
+use steadfast::store::memory::MemoryStore;
+use steadfast::{Bounds, Builder, Ctx, Definition, Engine, Error, Request, StepResult, done, step};
+use tokio::sync::{Notify, Semaphore};
+
+/// Longer than anything here takes; what waits longer is stuck.
+const STUCK: Duration = Duration::from_secs(30);
+
+async fn within<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(STUCK, what).await.expect("it is stuck")
+}
+
+fn sqlite() -> (tempfile::TempDir, Builder) {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("app.db").display());
+    let builder = Engine::open(&url).unwrap();
+    (folder, builder)
+}
+
+async fn count_up(ctx: Ctx) -> StepResult {
+    let n: u32 = ctx.input().await?;
+    let at: u32 = if ctx.step() == "start" { 1 } else { ctx.step().parse()? };
+    ctx.set("at", &at)?;
+    if at >= n { Ok(done(at)) } else { Ok(step((at + 1).to_string())) }
+}
+
+async fn verify(engine: &Engine) {
+    let verified = engine.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!(verified.faults, [], "the store is what its logs say");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_workflows_run_to_their_results() {
+    let (_folder, builder) = sqlite();
+    let engine = builder.register("count", count_up).concurrency(16).run().unwrap();
+    let mut handles = Vec::new();
+    for n in 1..=500u32 {
+        handles.push((n % 7 + 1, engine.start("count", &(n % 7 + 1)).id(format!("w-{n}")).await.unwrap()));
+    }
+    for (expected, handle) in &handles {
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), *expected);
+    }
+    verify(&engine).await;
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bulk_starts_are_each_answered_and_all_run() {
+    let (_folder, builder) = sqlite();
+    let engine = builder.register("count", count_up).run().unwrap();
+    let mut requests: Vec<Request> = (0..2_000).map(|n| Request::new("count").id(format!("b-{n}")).input(&2)).collect();
+    requests[7] = Request::new("count").id("b-6").input(&2);
+    requests[8] = Request::new("count").id("b-6").input(&3);
+    requests[9] = Request::new("count").id("x".repeat(129)).input(&2);
+    let outcomes = engine.start_many(requests).await.unwrap();
+    assert_eq!(outcomes.len(), 2_000);
+    assert!(outcomes[7].as_ref().unwrap().replay);
+    assert_eq!(outcomes[8].as_ref().unwrap_err().code(), "identity_conflict");
+    assert_eq!(outcomes[9].as_ref().unwrap_err().code(), "invalid_id");
+    for n in [0, 6, 1_999] {
+        assert_eq!(within(engine.handle(&format!("b-{n}")).result::<u32>()).await.unwrap(), 2);
+    }
+    let too_many = vec![Request::new("count"); 10_001];
+    assert_eq!(engine.start_many(too_many).await.unwrap_err().code(), "bulk_too_large");
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_workflows_run_at_once_than_there_is_room_for() {
+    let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (r, m) = (running.clone(), most.clone());
+    let handler = move |_: Ctx| {
+        let (running, most) = (r.clone(), m.clone());
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(done(()))
+        }
+    };
+    let (_folder, builder) = sqlite();
+    let engine = builder.register("busy", handler).concurrency(3).run().unwrap();
+    let mut handles = Vec::new();
+    for _ in 0..60 {
+        handles.push(engine.start("busy", &()).await.unwrap());
+    }
+    for handle in handles {
+        within(handle.result::<()>()).await.unwrap();
+    }
+    assert!((1..=3).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_an_attempt() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("app.db").display());
+    let begun = Arc::new(Semaphore::new(0));
+    let may_end = Arc::new(Notify::new());
+    let (b, e) = (begun.clone(), may_end.clone());
+    let handler = move |ctx: Ctx| {
+        let (begun, may_end) = (b.clone(), e.clone());
+        async move {
+            begun.add_permits(1);
+            if ctx.workflow_id() == "ends" {
+                may_end.notified().await;
+                Ok(step("second"))
+            } else {
+                std::future::pending::<StepResult>().await
+            }
+        }
+    };
+    let engine = Engine::open(&url).unwrap().register("waits", handler).run().unwrap();
+    engine.start("waits", &()).id("ends").await.unwrap();
+    engine.start("waits", &()).id("hangs").await.unwrap();
+    within(begun.acquire_many(2)).await.unwrap().forget();
+    may_end.notify_one();
+    within(engine.shutdown(Duration::from_millis(200))).await;
+
+    let engine = Engine::open(&url).unwrap().concurrency(0).run().unwrap();
+    let ends = engine.head("ends").await.unwrap();
+    assert_eq!((ends.status(), ends.visit().unwrap().step.as_str()), (Status::Ready, "second"));
+    let hangs = engine.head("hangs").await.unwrap();
+    let visit = hangs.visit().unwrap();
+    assert_eq!((hangs.status(), visit.attempt, visit.delivery), (Status::Ready, 1, 2));
+    let key = hangs.key.clone();
+    let last = engine.look(move |reader| reader.events(&key, 2, 1)).await.unwrap().pop().unwrap();
+    assert!(matches!(last.event, Event::StepFailed { counts: false, ref code, .. } if code.as_str() == "given_back"));
+    verify(&engine).await;
+    engine.shutdown(STUCK).await;
+}
+
+/// The worker outlives its lease while the clock moves on; its step is handed out again, and what it brings in the end
+/// is dropped without an error event.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_result_is_lost_quietly_and_the_handler_is_told() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let store = MemoryStore::new(clock.clone());
+    let late = Arc::new(Notify::new());
+    let told = Arc::new(Notify::new());
+    let (l, t) = (late.clone(), told.clone());
+    let handler = move |ctx: Ctx| {
+        let (late, told) = (l.clone(), t.clone());
+        async move {
+            if ctx.delivery() == 1 {
+                late.notify_one();
+                ctx.cancelled().await;
+                assert!(ctx.is_cancelled());
+                told.notify_one();
+                ctx.set("who", "the late one")?;
+                return Ok(done("late"));
+            }
+            ctx.set("who", "the second")?;
+            Ok(done("in time"))
+        }
+    };
+    let engine = Engine::on(store.clone())
+        .register("slow", handler)
+        // The heartbeat goes by real time and so never comes: the lease ends by the store's clock.
+        .lease(Duration::from_secs(3))
+        .run()
+        .unwrap();
+    let handle = engine.start("slow", &()).id("w").await.unwrap();
+    within(late.notified()).await;
+    clock.advance(3_001);
+    assert_eq!(within(handle.result::<String>()).await.unwrap(), "in time");
+    within(told.notified()).await;
+    within(engine.clone().shutdown(STUCK)).await;
+    let key = WorkflowKey {
+        namespace: steadfast::core::text::Namespace::default_namespace(),
+        id: steadfast::core::text::WorkflowId::trusted("w"),
+    };
+    let reader = store.reader();
+    let kinds: Vec<&str> = reader.events(&key, 0, 99).unwrap().iter().map(|logged| logged.event.kind()).collect();
+    assert_eq!(
+        kinds,
+        ["workflow_created", "step_started", "step_failed", "step_started", "step_completed", "workflow_completed"]
+    );
+    let who = reader.variables(&key, None, 9).unwrap().pop().unwrap();
+    assert_eq!(who.value.as_str(), "\"the second\"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_keeps_a_long_step_and_shows_its_progress() {
+    let (_folder, builder) = sqlite();
+    let beaten = Arc::new(Notify::new());
+    let go_on = Arc::new(Notify::new());
+    let (b, g) = (beaten.clone(), go_on.clone());
+    let handler = move |ctx: Ctx| {
+        let (beaten, go_on) = (b.clone(), g.clone());
+        async move {
+            ctx.heartbeat(&"half way")?;
+            beaten.notify_one();
+            go_on.notified().await;
+            assert!(!ctx.is_cancelled());
+            Ok(done(ctx.delivery()))
+        }
+    };
+    // A lease far shorter than the step: only its renewal lets the first delivery finish.
+    let engine = builder.register("long", handler).lease(Duration::from_millis(300)).run().unwrap();
+    let handle = engine.start("long", &()).id("l").await.unwrap();
+    within(beaten.notified()).await;
+    let first = engine.head("l").await.unwrap().claim.unwrap();
+    within(async {
+        loop {
+            let claim = engine.head("l").await.unwrap().claim.expect("it is never taken away");
+            if claim.lease_until > first.started_at + 1_500 {
+                assert_eq!(claim.progress.unwrap().as_str(), "\"half way\"");
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    go_on.notify_one();
+    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 1);
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_takes_too_long_counts_and_frees_its_place() {
+    let (_folder, builder) = sqlite();
+    let handler = |ctx: Ctx| async move {
+        if ctx.attempt() == 1 { std::future::pending::<StepResult>().await } else { Ok(done(ctx.attempt())) }
+    };
+    let definition = Definition::new("hangs", handler).step_timeout(Duration::from_millis(50));
+    let engine = builder.define(definition).concurrency(1).run().unwrap();
+    let handle = engine.start("hangs", &()).await.unwrap();
+    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_reaches_a_running_step() {
+    let (_folder, builder) = sqlite();
+    let begun = Arc::new(Notify::new());
+    let told = Arc::new(Notify::new());
+    let (b, t) = (begun.clone(), told.clone());
+    let handler = move |ctx: Ctx| {
+        let (begun, told) = (b.clone(), t.clone());
+        async move {
+            begun.notify_one();
+            ctx.cancelled().await;
+            told.notify_one();
+            Ok(done(()))
+        }
+    };
+    let engine = builder.register("runs", handler).lease(Duration::from_millis(300)).run().unwrap();
+    let handle = engine.start("runs", &()).await.unwrap();
+    within(begun.notified()).await;
+    handle.cancel("enough").await.unwrap();
+    within(told.notified()).await;
+    let error = within(handle.result::<()>()).await.unwrap_err();
+    assert_eq!(error.code(), "workflow_cancelled");
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_durable_sleep_ends_on_time_by_itself() {
+    let (_folder, builder) = sqlite();
+    let handler = |ctx: Ctx| async move {
+        match ctx.step() {
+            "start" => {
+                ctx.set("slept_at", &1)?;
+                Ok(step("awake").after(Duration::from_millis(200)))
+            }
+            _ => Ok(done(())),
+        }
+    };
+    let engine = builder.register("sleeps", handler).run().unwrap();
+    let begin = std::time::Instant::now();
+    let handle = engine.start("sleeps", &()).await.unwrap();
+    within(handle.result::<()>()).await.unwrap();
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_millis(200), "{took:?}");
+    // Told, not polled: well before the loop would have looked by itself.
+    assert!(took < Duration::from_millis(900), "{took:?}");
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_beginning_lane_refuses_and_finishing_goes_on() {
+    let clock = Arc::new(ManualClock::new(1_000));
+    let bounds = Bounds { begin_waiting: 1, ..Bounds::default() };
+    let engine = Engine::on(MemoryStore::new(clock)).register("count", count_up).bounds(bounds).run().unwrap();
+    let starts = (0..200).map(|n| engine.start_request(Request::new("count").id(format!("o-{n}")).input(&3)));
+    let outcomes = futures_util::future::join_all(starts).await;
+    let refused = outcomes.iter().filter(|outcome| matches!(outcome, Err(Error::Overloaded { .. }))).count();
+    let accepted = outcomes.iter().flatten().count();
+    assert_eq!(refused + accepted, 200, "every answer is one of the two");
+    assert!(accepted >= 1);
+    for accepted in outcomes.iter().flatten() {
+        assert_eq!(within(engine.handle(accepted.id.as_str()).result::<u32>()).await.unwrap(), 3);
+    }
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_has_one_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("app.db").display());
+    let engine = Engine::open(&url).unwrap().run().unwrap();
+    assert_eq!(Engine::open(&url).unwrap_err().code(), "store_owned");
+    engine.shutdown(STUCK).await;
+    let engine = Engine::open(&url).expect("it was let go").run().unwrap();
+    drop(engine);
+}
+
+#[tokio::test]
+async fn bad_definitions_and_stores_are_refused_with_their_field() {
+    let store = || MemoryStore::new(Arc::new(ManualClock::new(0)));
+    let code = |error: Error| error.code();
+    let twice = Engine::on(store()).register("a", count_up).register("a", count_up).run();
+    assert_eq!(twice.map(drop).map_err(code), Err("invalid_name"));
+    let unnamed = Engine::on(store()).register("", count_up).run();
+    assert_eq!(unnamed.map(drop).map_err(code), Err("invalid_name"));
+    let step = Engine::on(store()).define(Definition::new("a", count_up).steps(["a\nb"])).run();
+    assert_eq!(step.map(drop).map_err(code), Err("invalid_step"));
+    assert_eq!(Engine::open("mysql://x").map(drop).map_err(code), Err("invalid_store"));
+}
