@@ -73,13 +73,15 @@ pub struct Terms {
     pub seed: [u8; 32],
 }
 
-/// The request id of a claim call.
+/// The request id of a claim call, unique in its namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(pub Arc<str>);
 
 /// What a claim call with a request id was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
+    /// Whose.
+    pub namespace: Namespace,
     /// The request id.
     pub id: CallId,
     /// When.
@@ -137,7 +139,7 @@ impl Request {
     /// Names the rows it needs.
     pub(crate) fn wants(&self, wants: &mut Wants) {
         wants.ready(&self.terms.announced, self.n);
-        wants.calls.extend(self.id.clone());
+        wants.calls.extend(self.id.clone().map(|id| (self.terms.announced.namespace.clone(), id)));
     }
 }
 
@@ -146,10 +148,11 @@ impl Request {
 /// # Errors
 /// [`Stop`], see [`crate::command::decide`].
 pub fn decide(snapshot: &mut Snapshot, request: &Request, moment: &Moment) -> Result<Vec<Granted>, Stop> {
+    let namespace = &request.terms.announced.namespace;
     if let Some(id) = &request.id
-        && let Some(call) = snapshot.call(id)?
+        && let Some(call) = snapshot.call(namespace, id)?
     {
-        return again(snapshot, &call.granted.clone());
+        return again(snapshot, &call.granted.clone(), moment);
     }
     let chosen = snapshot.ready(&request.terms.announced, request.n)?;
     assert!(chosen.len() <= request.n, "a claim never brings more than was asked for");
@@ -161,18 +164,22 @@ pub fn decide(snapshot: &mut Snapshot, request: &Request, moment: &Moment) -> Re
         && !granted.is_empty()
     {
         let claims = granted.iter().map(|granted| (granted.held.key.clone(), granted.held.seq)).collect();
-        snapshot.remember_call(Call { id: id.clone(), at: moment.now, granted: claims });
+        let namespace = namespace.clone();
+        snapshot.remember_call(Call { namespace, id: id.clone(), at: moment.now, granted: claims });
     }
     Ok(granted)
 }
 
 /// The claims of an earlier call that are still open, with their first tokens.
-fn again(snapshot: &Snapshot, claims: &[(WorkflowKey, u64)]) -> Result<Vec<Granted>, Stop> {
+fn again(snapshot: &Snapshot, claims: &[(WorkflowKey, u64)], moment: &Moment) -> Result<Vec<Granted>, Stop> {
     let mut granted = Vec::new();
     let mut wants = Wants::default();
     for (key, seq) in claims {
         match snapshot.head(key) {
-            Ok(Some(head)) if head.seq == *seq => granted.extend(granted_of(head)),
+            Ok(Some(head)) if head.seq == *seq => {
+                // A claim of an earlier epoch is void, though nobody has given it back yet.
+                granted.extend(granted_of(head).filter(|granted| granted.held.epoch == moment.epoch));
+            }
             Ok(_) => {}
             Err(_) => {
                 wants.heads.insert(key.clone());

@@ -100,7 +100,11 @@ impl Command {
             Self::Cancel(cancel) => {
                 wants.heads.insert(cancel.key.clone());
             }
-            Self::Sweep(sweep) => wants.due = Some((moment.now, sweep.limit)),
+            Self::Sweep(sweep) => {
+                // Of two sweeps in a batch the larger page serves both.
+                let (now, limit) = wants.due.unwrap_or((moment.now, sweep.limit));
+                wants.due = Some((now.max(moment.now), limit.max(sweep.limit)));
+            }
             Self::GiveBack(give_back) => wants.open = Some((give_back.after.clone(), give_back.limit)),
         }
     }

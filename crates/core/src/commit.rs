@@ -17,7 +17,7 @@ use crate::admission::check_writes;
 use crate::claim::{self, Granted, Held, Terms};
 use crate::command::Moment;
 use crate::event::{Cause, Event, Next, Writes};
-use crate::head::Claim;
+use crate::head::{Claim, Token};
 use crate::json::Json;
 use crate::limits::{Invalid, Limits, cut};
 use crate::retry::RetryPolicy;
@@ -171,7 +171,7 @@ pub fn check(writes: &Writes, continuation: &Continuation, now: i64, limits: &Li
 /// [`Stop`], see [`crate::command::decide`].
 pub fn complete(snapshot: &mut Snapshot, complete: &Complete, moment: &Moment) -> Result<Outcome, Stop> {
     let Some((visit, look_at)) = holds(snapshot, &complete.held, moment)? else {
-        return late(snapshot, &complete.held, |started, event| match (&complete.continuation, event) {
+        return late(snapshot, &complete.held, complete.claim_next.as_ref(), moment, |started, event| match (&complete.continuation, event) {
             (Continuation::Step { step, when }, Event::StepCompleted { writes, next: Some(next), .. }) => {
                 let same_time = match (when, next.run_at) {
                     (When::Now, None) => true,
@@ -180,10 +180,10 @@ pub fn complete(snapshot: &mut Snapshot, complete: &Complete, moment: &Moment) -
                     (When::After(_), Some(_)) => true,
                     _ => false,
                 };
-                *writes == complete.writes && next.step == *step && same_time
+                writes.same_as(&complete.writes) && next.step == *step && same_time
             }
             (Continuation::Done(_), Event::StepCompleted { writes, next: None, .. }) => {
-                *writes == complete.writes && started.result_is(&complete.continuation)
+                writes.same_as(&complete.writes) && started.result_is(&complete.continuation)
             }
             _ => false,
         });
@@ -246,7 +246,7 @@ fn claim_next(
 /// [`Stop`], see [`crate::command::decide`].
 pub fn fail(snapshot: &mut Snapshot, fail: &Fail, moment: &Moment) -> Result<Outcome, Stop> {
     let Some((visit, _)) = holds(snapshot, &fail.held, moment)? else {
-        return late(snapshot, &fail.held, |_, event| match event {
+        return late(snapshot, &fail.held, None, moment, |_, event| match event {
             Event::StepFailed { code, counts, .. } => {
                 *code == fail.code && *counts == matches!(fail.kind, FailKind::Error { .. })
             }
@@ -369,7 +369,13 @@ impl Written<'_> {
 }
 
 /// The answer to a claim that is not open: the same token and content in the log, or lost.
-fn late(snapshot: &Snapshot, held: &Held, same: impl FnOnce(&Written<'_>, &Event) -> bool) -> Result<Outcome, Stop> {
+fn late(
+    snapshot: &Snapshot,
+    held: &Held,
+    claim_next: Option<&Terms>,
+    moment: &Moment,
+    same: impl FnOnce(&Written<'_>, &Event) -> bool,
+) -> Result<Outcome, Stop> {
     let Some(head) = snapshot.head(&held.key)? else { return Ok(Outcome::Lost) };
     // Not written yet, or written over: only a log that went on past the claim can hold its commit.
     if head.seq <= held.seq {
@@ -382,7 +388,13 @@ fn late(snapshot: &Snapshot, held: &Held, same: impl FnOnce(&Written<'_>, &Event
     if *token_digest != held.token.digest() || !same(&Written { end }, outcome) {
         return Ok(Outcome::Lost);
     }
-    // The claim of the next step, when this commit's answer was lost with it: only its own worker's token opens it.
-    let next = if head.seq == held.seq + 2 { claim::granted_of(head) } else { None };
+    // The claim of the next step, when this commit was granted it and the answer was lost. A claim that somebody was
+    // given since is his alone: the seed tells them apart, and with his token two workers would run the step.
+    let next = claim_next.and_then(|terms| {
+        let granted = claim::granted_of(head)?;
+        let own = Token::derive(&terms.seed, &held.key, held.seq + 2);
+        let is_own = head.seq == held.seq + 2 && granted.held.token == own && granted.held.epoch == moment.epoch;
+        is_own.then_some(granted)
+    });
     Ok(Outcome::AlreadyCommitted(After { status: head.status(), next }))
 }

@@ -22,8 +22,8 @@ use crate::fingerprint::Fingerprint;
 use crate::head::{Claim, Head, Placed};
 use crate::json::Json;
 use crate::options::Options;
-use crate::state::{IllegalEvent, State};
-use crate::text::{Key, Name, WorkflowKey};
+use crate::state::{IllegalEvent, State, Status};
+use crate::text::{Key, Name, Namespace, WorkflowKey};
 
 /// The durable proof that a start was accepted. It outlives the workflow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub struct Wants {
     pub heads: BTreeSet<WorkflowKey>,
     /// Single events by position.
     pub events: BTreeSet<(WorkflowKey, u64)>,
-    /// Earlier claim calls by request id.
-    pub calls: BTreeSet<CallId>,
+    /// Earlier claim calls by namespace and request id.
+    pub calls: BTreeSet<(Namespace, CallId)>,
     /// The first so many ready heads that a worker knows, in claim order.
     pub ready: BTreeMap<Arc<Announced>, usize>,
     /// The first so many heads whose time has come at that instant, in order of time.
@@ -77,6 +77,9 @@ impl Wants {
     }
 }
 
+/// What a store calls a workflow among its rows; it means nothing to the rules, which only hand it back.
+pub type Handle = i64;
+
 /// Why a decision could not be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
@@ -97,6 +100,8 @@ impl From<IllegalEvent> for Stop {
 pub struct Appended {
     /// Whose log.
     pub key: WorkflowKey,
+    /// What the store calls it; `None` for one that this batch admits.
+    pub handle: Option<Handle>,
     /// Its position.
     pub seq: u64,
     /// When, by the store's clock.
@@ -110,17 +115,17 @@ pub struct Appended {
 pub enum HeadChange {
     /// The store has none.
     Insert,
-    /// The same place in both scheduling indexes: they need not be touched.
+    /// The same status and the same place in both scheduling indexes: they need not be touched.
     InPlace,
-    /// Its place in a scheduling index changes.
+    /// Its status or its place in a scheduling index changes.
     Move,
 }
 
 #[derive(Debug)]
 struct Cell {
     head: Head,
-    /// Where the stored row stands; `None` when there is no stored row.
-    stored: Option<Placed>,
+    /// What the store calls it, where the stored row stands and its status; `None` when there is no stored row.
+    stored: Option<(Handle, Placed, Status)>,
     dirty: bool,
 }
 
@@ -131,6 +136,14 @@ pub struct ReadyPage {
     pub limit: usize,
     /// The rank of the last row when there may be more behind it; `None` when the index was read to its end.
     pub until_rank: Option<i64>,
+}
+
+/// The page of open claims that was read last.
+#[derive(Debug)]
+struct OpenPage {
+    after: Option<ClaimCursor>,
+    limit: usize,
+    keys: Vec<WorkflowKey>,
 }
 
 /// What a batch leads to besides rows: hints, never needed for correctness.
@@ -144,20 +157,54 @@ pub struct Hints {
     pub ended: Vec<(WorkflowKey, Event)>,
 }
 
+/// A variable's new value, or `None` to delete it.
+#[derive(Debug)]
+struct NewValue {
+    value: Option<Json>,
+    seq: u64,
+    handle: Option<Handle>,
+}
+
+/// A variable to be saved.
+#[derive(Debug)]
+pub struct ChangedVariable<'a> {
+    /// Whose.
+    pub workflow: &'a WorkflowKey,
+    /// What the store calls that workflow; `None` for one that this batch admits.
+    pub handle: Option<Handle>,
+    /// Its name.
+    pub key: &'a Key,
+    /// Its value, or `None` to delete it.
+    pub value: Option<&'a Json>,
+    /// The event that wrote it.
+    pub seq: u64,
+}
+
+/// A head to be saved.
+#[derive(Debug)]
+pub struct ChangedHead<'a> {
+    /// Its new state.
+    pub head: &'a Head,
+    /// What the store calls it; `None` for one that this batch admits.
+    pub handle: Option<Handle>,
+    /// How it differs from what the store has.
+    pub change: HeadChange,
+}
+
 /// The rows of one batch.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     admissions: BTreeMap<WorkflowKey, Option<Admission>>,
     heads: BTreeMap<WorkflowKey, Option<Cell>>,
     events: BTreeMap<(WorkflowKey, u64), Option<Event>>,
-    calls: BTreeMap<CallId, Option<Call>>,
+    calls: BTreeMap<(Namespace, CallId), Option<Call>>,
     ready: BTreeMap<Arc<Announced>, ReadyPage>,
     due_loaded: Option<usize>,
-    open_loaded: Option<Vec<WorkflowKey>>,
+    open_loaded: Option<OpenPage>,
 
     new_admissions: Vec<Admission>,
     appended: Vec<Appended>,
-    scratchpad: BTreeMap<(WorkflowKey, Key), (Option<Json>, u64)>,
+    scratchpad: BTreeMap<(WorkflowKey, Key), NewValue>,
     new_calls: Vec<Call>,
 }
 
@@ -175,10 +222,10 @@ impl Snapshot {
     }
 
     /// Puts in a head look-up.
-    pub fn load_head(&mut self, key: WorkflowKey, head: Option<Head>) {
+    pub fn load_head(&mut self, key: WorkflowKey, found: Option<(Handle, Head)>) {
         self.heads.entry(key).or_insert_with(|| {
-            head.map(|head| {
-                let stored = Some(head.placed());
+            found.map(|(handle, head)| {
+                let stored = Some((handle, head.placed(), head.status()));
                 Cell { head, stored, dirty: false }
             })
         });
@@ -190,32 +237,33 @@ impl Snapshot {
     }
 
     /// Puts in a claim call look-up.
-    pub fn load_call(&mut self, id: CallId, call: Option<Call>) {
-        self.calls.entry(id).or_insert(call);
+    pub fn load_call(&mut self, namespace: Namespace, id: CallId, call: Option<Call>) {
+        self.calls.entry((namespace, id)).or_insert(call);
     }
 
     /// Puts in a page of ready heads in claim order.
-    pub fn load_ready(&mut self, announced: Arc<Announced>, limit: usize, heads: Vec<Head>) {
-        let until_rank = if heads.len() < limit { None } else { heads.last().and_then(|head| head.placed().rank) };
-        for head in heads {
-            self.load_head(head.key.clone(), Some(head));
+    pub fn load_ready(&mut self, announced: Arc<Announced>, limit: usize, heads: Vec<(Handle, Head)>) {
+        let until_rank = if heads.len() < limit { None } else { heads.last().and_then(|(_, head)| head.placed().rank) };
+        for found in heads {
+            self.load_head(found.1.key.clone(), Some(found));
         }
         self.ready.insert(announced, ReadyPage { limit, until_rank });
     }
 
     /// Puts in the heads whose time has come.
-    pub fn load_due(&mut self, heads: Vec<Head>) {
+    pub fn load_due(&mut self, heads: Vec<(Handle, Head)>) {
         self.due_loaded = Some(heads.len());
-        for head in heads {
-            self.load_head(head.key.clone(), Some(head));
+        for found in heads {
+            self.load_head(found.1.key.clone(), Some(found));
         }
     }
 
-    /// Puts in a page of heads with an open claim.
-    pub fn load_open(&mut self, heads: Vec<Head>) {
-        self.open_loaded = Some(heads.iter().map(|head| head.key.clone()).collect());
-        for head in heads {
-            self.load_head(head.key.clone(), Some(head));
+    /// Puts in the page of heads with an open claim that was wanted with these bounds.
+    pub fn load_open(&mut self, after: Option<ClaimCursor>, limit: usize, heads: Vec<(Handle, Head)>) {
+        let keys = heads.iter().map(|(_, head)| head.key.clone()).collect();
+        self.open_loaded = Some(OpenPage { after, limit, keys });
+        for found in heads {
+            self.load_head(found.1.key.clone(), Some(found));
         }
     }
 
@@ -270,11 +318,12 @@ impl Snapshot {
     }
 
     /// The earlier claim call of this request id.
-    pub(crate) fn call(&self, id: &CallId) -> Result<Option<&Call>, Stop> {
-        self.calls
-            .get(id)
-            .map(Option::as_ref)
-            .ok_or_else(|| Stop::Missing(Box::new(Wants { calls: [id.clone()].into(), ..Wants::default() })))
+    pub(crate) fn call(&self, namespace: &Namespace, id: &CallId) -> Result<Option<&Call>, Stop> {
+        let call = (namespace.clone(), id.clone());
+        match self.calls.get(&call) {
+            Some(found) => Ok(found.as_ref()),
+            None => Err(Stop::Missing(Box::new(Wants { calls: [call].into(), ..Wants::default() }))),
+        }
     }
 
     /// The first `n` ready heads that the worker knows, in claim order, as the batch sees them.
@@ -322,9 +371,11 @@ impl Snapshot {
 
     /// The loaded page of heads with an open claim.
     pub(crate) fn open(&self, after: Option<&ClaimCursor>, limit: usize) -> Result<Vec<WorkflowKey>, Stop> {
-        self.open_loaded
-            .clone()
-            .ok_or_else(|| Stop::Missing(Box::new(Wants { open: Some((after.cloned(), limit)), ..Wants::default() })))
+        match &self.open_loaded {
+            Some(page) if page.after.as_ref() == after && page.limit == limit => Ok(page.keys.clone()),
+            // None yet, or that of another command of the batch.
+            _ => Err(Stop::Missing(Box::new(Wants { open: Some((after.cloned(), limit)), ..Wants::default() }))),
+        }
     }
 
     // ---- deciding: called by decisions, after every look ----
@@ -349,11 +400,11 @@ impl Snapshot {
             created_at: at,
             updated_at: at,
         };
-        self.remember_writes(&key, &event, 0);
+        self.remember_writes(&key, None, &event, 0);
         self.admissions.insert(key.clone(), Some(admission.clone()));
         self.heads.insert(key.clone(), Some(Cell { head, stored: None, dirty: true }));
         self.new_admissions.push(admission);
-        self.appended.push(Appended { key, seq: 0, at, event });
+        self.appended.push(Appended { key, handle: None, seq: 0, at, event });
         Ok(())
     }
 
@@ -384,8 +435,9 @@ impl Snapshot {
         head.updated_at = at;
         cell.dirty = true;
         let seq = head.seq;
-        self.remember_writes(key, &event, seq);
-        self.appended.push(Appended { key: key.clone(), seq, at, event });
+        let handle = cell.stored.map(|(handle, _, _)| handle);
+        self.remember_writes(key, handle, &event, seq);
+        self.appended.push(Appended { key: key.clone(), handle, seq, at, event });
         Ok(seq)
     }
 
@@ -398,13 +450,14 @@ impl Snapshot {
 
     /// Remembers what a claim call was given.
     pub(crate) fn remember_call(&mut self, call: Call) {
-        self.calls.insert(call.id.clone(), Some(call.clone()));
+        self.calls.insert((call.namespace.clone(), call.id.clone()), Some(call.clone()));
         self.new_calls.push(call);
     }
 
-    fn remember_writes(&mut self, key: &WorkflowKey, event: &Event, seq: u64) {
+    fn remember_writes(&mut self, key: &WorkflowKey, handle: Option<Handle>, event: &Event, seq: u64) {
         for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
-            self.scratchpad.insert((key.clone(), write.key.clone()), (write.value.clone(), seq));
+            let new = NewValue { value: write.value.clone(), seq, handle };
+            self.scratchpad.insert((key.clone(), write.key.clone()), new);
         }
     }
 
@@ -429,20 +482,27 @@ impl Snapshot {
     }
 
     /// The heads to save, in key order.
-    pub fn changed_heads(&self) -> impl Iterator<Item = (&Head, HeadChange)> {
-        self.heads.values().flatten().filter(|cell| cell.dirty).map(|cell| {
-            let change = match cell.stored {
+    pub fn changed_heads(&self) -> impl Iterator<Item = ChangedHead<'_>> {
+        self.heads.values().flatten().filter(|cell| cell.dirty).map(|cell| ChangedHead {
+            head: &cell.head,
+            handle: cell.stored.map(|(handle, _, _)| handle),
+            change: match cell.stored {
                 None => HeadChange::Insert,
-                Some(stored) if stored == cell.head.placed() => HeadChange::InPlace,
+                Some((_, placed)) if placed == cell.head.placed() => HeadChange::InPlace,
                 Some(_) => HeadChange::Move,
-            };
-            (&cell.head, change)
+            },
         })
     }
 
-    /// The scratchpad rows to save, in key order: a value, or `None` to delete; and the seq that wrote it.
-    pub fn changed_variables(&self) -> impl Iterator<Item = (&WorkflowKey, &Key, Option<&Json>, u64)> {
-        self.scratchpad.iter().map(|((workflow, key), (value, seq))| (workflow, key, value.as_ref(), *seq))
+    /// The scratchpad rows to save, in key order.
+    pub fn changed_variables(&self) -> impl Iterator<Item = ChangedVariable<'_>> {
+        self.scratchpad.iter().map(|((workflow, key), new)| ChangedVariable {
+            workflow,
+            handle: new.handle,
+            key,
+            value: new.value.as_ref(),
+            seq: new.seq,
+        })
     }
 
     /// The claim calls to remember.

@@ -180,6 +180,7 @@ struct Hub {
     /// The earliest time the sweeper has been told of since it last looked.
     due_at: DueAt,
     ended: Mutex<HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>>,
+    ended_count: std::sync::atomic::AtomicU64,
 }
 
 struct DueAt(AtomicI64);
@@ -201,6 +202,7 @@ impl Hub {
             self.due.notify_one();
         }
         if !hints.ended.is_empty() {
+            self.ended_count.fetch_add(hints.ended.len() as u64, Ordering::Relaxed);
             let mut waiting = self.waiting();
             if !waiting.is_empty() {
                 for (key, event) in hints.ended {
@@ -970,6 +972,11 @@ impl Engine {
     pub fn load(&self) -> (usize, usize) {
         let inner = self.inner();
         (inner.committer.waiting(), inner.concurrency - inner.slots.available_permits())
+    }
+
+    /// How many workflows have ended since this engine began, whoever ran them.
+    pub fn ended(&self) -> u64 {
+        self.inner().hub.ended_count.load(Ordering::Relaxed)
     }
 
     /// Stops: claims nothing more, lets running steps finish within `grace`, gives back the rest without costing

@@ -91,7 +91,7 @@ async fn attempts_run_out_and_terminal_failures_do_not_wait_for_it() -> Result<(
         match ctx.input::<String>().await?.as_str() {
             "retry" => Err(std::io::Error::other("no luck").into()),
             "returned" => Ok(fail("no_stock", "sold out")),
-            "wrong input" => ctx.get::<u8>("input").await.map(|n| done(n)),
+            "wrong input" => ctx.get::<u8>("input").await.map(done),
             _ => Err(Failure::terminal("bad", "never")),
         }
     }

@@ -12,8 +12,8 @@ use steadfast_core::event::Event;
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::head::{Head, Placed, Wake};
 use steadfast_core::json::Json;
-use steadfast_core::snapshot::{Admission, ClaimCursor, Snapshot, Wants};
-use steadfast_core::text::{Key, WorkflowKey};
+use steadfast_core::snapshot::{Admission, ChangedHead, ChangedVariable, ClaimCursor, Snapshot, Wants};
+use steadfast_core::text::{Key, Namespace, WorkflowKey};
 use steadfast_core::verify::{Fault, Rebuilt};
 
 use crate::clock::Clock;
@@ -23,6 +23,8 @@ use crate::contract::{
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: usize = 10_000;
+/// Claim calls are remembered for a day.
+const CALL_AGE_MS: i64 = 86_400_000;
 
 /// A store in memory.
 #[derive(Debug, Clone)]
@@ -45,11 +47,13 @@ struct Tables {
     numbers: BTreeMap<i64, WorkflowKey>,
     events: BTreeMap<WorkflowKey, Vec<(i64, Event)>>,
     scratchpad: BTreeMap<WorkflowKey, BTreeMap<Key, (Json, u64)>>,
-    calls: BTreeMap<CallId, Call>,
+    calls: BTreeMap<(Namespace, CallId), Call>,
+    /// In the order of their first receipt, which numbers them.
+    namespaces: Vec<Namespace>,
     /// Rank and number, as the index of the SQLite store orders them.
     ready: BTreeSet<(i64, i64)>,
-    /// Kind, time and number, likewise.
-    timed: BTreeSet<(Wake, i64, i64)>,
+    /// Kind, time, number of the namespace and number, likewise.
+    timed: BTreeSet<(Wake, i64, usize, i64)>,
 }
 
 impl MemoryStore {
@@ -60,7 +64,7 @@ impl MemoryStore {
             shared: Arc::new(Shared {
                 clock,
                 identity,
-                tables: Mutex::default(),
+                tables: Mutex::new(Tables { namespaces: vec![Namespace::default_namespace()], ..Tables::default() }),
                 writer_taken: AtomicBool::new(false),
             }),
         }
@@ -122,7 +126,7 @@ impl Drop for MemoryWriter {
 }
 
 impl Tables {
-    fn ready_page(&self, announced: &Announced, limit: usize) -> Vec<Head> {
+    fn ready_page(&self, announced: &Announced, limit: usize) -> Vec<(i64, Head)> {
         let known = |head: &Head| {
             head.key.namespace == announced.namespace
                 && head.visit().is_some_and(|visit| announced.knows(&head.name, &visit.step))
@@ -130,24 +134,31 @@ impl Tables {
         self.ready
             .iter()
             .map(|(_, number)| self.numbered(*number))
-            .filter(|head| known(head))
+            .filter(|(_, head)| known(head))
             .take(limit)
             .cloned()
             .collect()
     }
 
-    fn open_page(&self, after: Option<&ClaimCursor>, limit: usize) -> Vec<Head> {
-        let after = after.map(|after| (Wake::Lease, after.look_at, self.number(&after.key)));
+    fn open_page(&self, after: Option<&ClaimCursor>, limit: usize) -> Vec<(i64, Head)> {
+        let after = after.map(|after| {
+            let number = self.number(&after.key);
+            (Wake::Lease, after.look_at, self.namespace(&after.key), number)
+        });
         self.timed
             .iter()
             .filter(|open| open.0 == Wake::Lease && after.as_ref().is_none_or(|after| *open > after))
             .take(limit)
-            .map(|(_, _, number)| self.numbered(*number).clone())
+            .map(|(_, _, _, number)| self.numbered(*number).clone())
             .collect()
     }
 
-    fn numbered(&self, number: i64) -> &Head {
-        &self.heads[&self.numbers[&number]].1
+    fn numbered(&self, number: i64) -> &(i64, Head) {
+        &self.heads[&self.numbers[&number]]
+    }
+
+    fn namespace(&self, key: &WorkflowKey) -> usize {
+        self.namespaces.iter().position(|namespace| *namespace == key.namespace).unwrap_or(usize::MAX)
     }
 
     fn number(&self, key: &WorkflowKey) -> i64 {
@@ -163,10 +174,11 @@ impl Tables {
             };
         }
         if let Some((wake, due)) = placed.due {
+            let namespace = self.namespace(&self.numbers[&number]);
             if there {
-                self.timed.insert((wake, due, number))
+                self.timed.insert((wake, due, namespace, number))
             } else {
-                self.timed.remove(&(wake, due, number))
+                self.timed.remove(&(wake, due, namespace, number))
             };
         }
     }
@@ -179,27 +191,28 @@ impl Writer for MemoryWriter {
             snapshot.load_admission(key.clone(), tables.admissions.get(key).cloned());
         }
         for key in &wants.heads {
-            snapshot.load_head(key.clone(), tables.heads.get(key).map(|(_, head)| head.clone()));
+            snapshot.load_head(key.clone(), tables.heads.get(key).cloned());
         }
         for (key, seq) in &wants.events {
             let log = tables.events.get(key);
             let event = log.and_then(|log| log.get(usize::try_from(*seq).ok()?)).map(|(_, event)| event.clone());
             snapshot.load_event(key.clone(), *seq, event);
         }
-        for id in &wants.calls {
-            snapshot.load_call(id.clone(), tables.calls.get(id).cloned());
+        for call in &wants.calls {
+            let (namespace, id) = call.clone();
+            snapshot.load_call(namespace, id, tables.calls.get(call).cloned());
         }
         for (announced, limit) in &wants.ready {
             snapshot.load_ready(announced.clone(), *limit, tables.ready_page(announced, *limit));
         }
         if let Some((now, limit)) = wants.due {
-            let mut due: Vec<(i64, Wake, i64)> =
-                tables.timed.iter().filter(|(_, due, _)| *due <= now).map(|(wake, due, n)| (*due, *wake, *n)).collect();
+            let due = tables.timed.iter().filter(|(_, due, _, _)| *due <= now);
+            let mut due: Vec<_> = due.map(|(wake, due, namespace, n)| (*due, *wake, *namespace, *n)).collect();
             due.sort_unstable();
-            snapshot.load_due(due.into_iter().take(limit).map(|(_, _, n)| tables.numbered(n).clone()).collect());
+            snapshot.load_due(due.into_iter().take(limit).map(|(_, _, _, n)| tables.numbered(n).clone()).collect());
         }
         if let Some((after, limit)) = &wants.open {
-            snapshot.load_open(tables.open_page(after.as_ref(), *limit));
+            snapshot.load_open(after.clone(), *limit, tables.open_page(after.as_ref(), *limit));
         }
         Ok(())
     }
@@ -225,22 +238,24 @@ impl Writer for MemoryWriter {
         for new in snapshot.appended() {
             tables.events.entry(new.key.clone()).or_default().push((new.at, new.event.clone()));
         }
-        let mut created: BTreeSet<&WorkflowKey> = snapshot.new_admissions().iter().map(|new| &new.key).collect();
         // Numbers follow the order of admission, not of keys.
         for admission in snapshot.new_admissions() {
             let number = tables.numbers.last_key_value().map_or(1, |(last, _)| last + 1);
             tables.numbers.insert(number, admission.key.clone());
+            if !tables.namespaces.contains(&admission.key.namespace) {
+                tables.namespaces.push(admission.key.namespace.clone());
+            }
         }
         let numbers: BTreeMap<WorkflowKey, i64> =
-            tables.numbers.iter().rev().take(created.len()).map(|(number, key)| (key.clone(), *number)).collect();
-        for (head, _) in snapshot.changed_heads() {
-            let number = if created.remove(&head.key) { numbers[&head.key] } else { tables.number(&head.key) };
+            tables.numbers.iter().rev().take(snapshot.new_admissions().len()).map(|(number, key)| (key.clone(), *number)).collect();
+        for ChangedHead { head, handle, .. } in snapshot.changed_heads() {
+            let number = handle.unwrap_or_else(|| numbers[&head.key]);
             if let Some((_, old)) = tables.heads.insert(head.key.clone(), (number, head.clone())) {
                 tables.place(number, old.placed(), false);
             }
             tables.place(number, head.placed(), true);
         }
-        for (workflow, key, value, seq) in snapshot.changed_variables() {
+        for ChangedVariable { workflow, key, value, seq, .. } in snapshot.changed_variables() {
             let variables = tables.scratchpad.entry(workflow.clone()).or_default();
             match value {
                 Some(value) => variables.insert(key.clone(), (value.clone(), seq)),
@@ -248,7 +263,8 @@ impl Writer for MemoryWriter {
             };
         }
         for call in snapshot.new_calls() {
-            tables.calls.insert(call.id.clone(), call.clone());
+            tables.calls.retain(|_, old| old.at >= call.at - CALL_AGE_MS);
+            tables.calls.insert((call.namespace.clone(), call.id.clone()), call.clone());
         }
         Saved::Committed
     }
@@ -313,7 +329,7 @@ impl Reader for MemoryStore {
 
     fn next_due(&self) -> Result<Option<i64>, StoreError> {
         let tables = self.tables();
-        let first = |wake: Wake| tables.timed.iter().find(|(w, _, _)| *w == wake).map(|(_, due, _)| *due);
+        let first = |wake: Wake| tables.timed.iter().find(|(w, _, _, _)| *w == wake).map(|(_, due, _, _)| *due);
         Ok([first(Wake::Lease), first(Wake::Timer)].into_iter().flatten().min())
     }
 

@@ -10,7 +10,7 @@ use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::event::Event;
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::{Head, Wake};
-use steadfast_core::snapshot::{Admission, ClaimCursor, HeadChange, Snapshot, Wants};
+use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
 use steadfast_core::state::State;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 
@@ -22,8 +22,8 @@ use crate::contract::{Saved, StoreError, Writer};
 const CHECKPOINT_QUIET_PAGES: u32 = 1_000;
 /// Pages from which a checkpoint is made even under load, so that the log stays bounded: 32 MiB.
 const CHECKPOINT_LOADED_PAGES: u32 = 8_000;
-/// How many numbers of workflows are remembered, so that a step does not look its workflow up by id.
-const NUMBERS_MAX: usize = 200_000;
+/// How many workflows are remembered, so that a step neither looks its workflow up by id nor loads its head.
+const KNOWN_MAX: usize = 32_768;
 /// Claim calls are remembered for a day.
 const CALL_AGE_MS: i64 = 86_400_000;
 
@@ -86,12 +86,20 @@ pub(super) struct SqliteWriter {
     connection: Option<Connection>,
     texts: Texts,
     namespaces: Namespaces,
-    numbers: HashMap<WorkflowKey, i64>,
+    /// What is certain because this connection alone writes: each entry is as the last commit left it.
+    known: HashMap<WorkflowKey, Known>,
     next_number: i64,
     wal_pages: Arc<AtomicU32>,
     in_transaction: bool,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
+}
+
+/// A workflow as the last commit left it.
+struct Known {
+    number: i64,
+    /// Kept for running workflows: theirs is what the next commands name.
+    head: Option<Head>,
 }
 
 /// The statements that name the head's columns, put together once.
@@ -119,7 +127,7 @@ impl SqliteWriter {
             connection: None,
             texts: Texts { head_by_number: with_head(HEAD_BY_NUMBER), due: with_head(DUE), open: with_head(OPEN) },
             namespaces: Namespaces::default(),
-            numbers: HashMap::new(),
+            known: HashMap::new(),
             next_number: 1,
             wal_pages: Arc::new(AtomicU32::new(0)),
             in_transaction: false,
@@ -160,7 +168,7 @@ impl SqliteWriter {
                 |row| row.get(0),
             )
             .map_err(sqlite("read the last workflow number"))?;
-        self.numbers.clear();
+        self.known.clear();
         self.in_transaction = false;
         self.connection = Some(connection);
         Ok(())
@@ -188,12 +196,16 @@ impl SqliteWriter {
         self.namespaces.by_name.get(namespace).copied()
     }
 
-    fn remember(&mut self, key: &WorkflowKey, number: i64) {
-        if self.numbers.len() >= NUMBERS_MAX {
-            // Cheaper than an order of use, and as good: live workflows come back with their next load.
-            self.numbers.clear();
+    fn remember(&mut self, key: &WorkflowKey, number: i64, head: Option<Head>) {
+        if let Some(known) = self.known.get_mut(key) {
+            known.head = head;
+            return;
         }
-        self.numbers.insert(key.clone(), number);
+        if self.known.len() >= KNOWN_MAX {
+            // Cheaper than an order of use, and as good: live workflows come back with their next load.
+            self.known.clear();
+        }
+        self.known.insert(key.clone(), Known { number, head });
     }
 
     fn admission(&mut self, key: &WorkflowKey) -> Result<Option<(i64, Admission)>, StoreError> {
@@ -207,7 +219,9 @@ impl SqliteWriter {
             .or_else(super::none_if_empty)
             .map_err(sqlite("look up a receipt"))?;
         Ok(found.map(|(number, fingerprint, admitted_at)| {
-            self.remember(key, number);
+            if !self.known.contains_key(key) {
+                self.remember(key, number, None);
+            }
             (number, Admission { key: key.clone(), fingerprint: Fingerprint(fingerprint), admitted_at })
         }))
     }
@@ -215,8 +229,8 @@ impl SqliteWriter {
     /// Namespace and number of a workflow, if it was ever admitted.
     fn number(&mut self, key: &WorkflowKey) -> Result<Option<(i64, i64)>, StoreError> {
         let Some(namespace) = self.namespace(&key.namespace) else { return Ok(None) };
-        if let Some(number) = self.numbers.get(key) {
-            return Ok(Some((namespace, *number)));
+        if let Some(known) = self.known.get(key) {
+            return Ok(Some((namespace, known.number)));
         }
         Ok(self.admission(key)?.map(|(number, _)| (namespace, number)))
     }
@@ -257,9 +271,6 @@ impl SqliteWriter {
         for (number, error) in corrupt {
             self.report(number, &error);
         }
-        for (_, number, head) in &heads {
-            self.remember(&head.key.clone(), *number);
-        }
         Ok(heads)
     }
 
@@ -274,7 +285,7 @@ impl SqliteWriter {
         Value::Integer(i64::try_from(limit + self.corrupt.len()).unwrap_or(i64::MAX))
     }
 
-    fn ready(&mut self, announced: &Announced, limit: usize) -> Result<Vec<Head>, StoreError> {
+    fn ready(&mut self, announced: &Announced, limit: usize) -> Result<Vec<(i64, Head)>, StoreError> {
         let Some(namespace) = self.namespace(&announced.namespace) else { return Ok(Vec::new()) };
         // Rank and number first, from the index alone; whole rows only for those that are chosen.
         let mut found: Vec<(i64, i64)> = Vec::new();
@@ -318,10 +329,7 @@ impl SqliteWriter {
         let mut heads = Vec::with_capacity(found.len());
         for (_, number) in found {
             match self.head_by_number((namespace, &announced.namespace), number) {
-                Ok(Some(head)) => {
-                    self.remember(&head.key, number);
-                    heads.push(head);
-                }
+                Ok(Some(head)) => heads.push((number, head)),
                 Ok(None) => {}
                 Err(error @ StoreError::Corrupt { .. }) => self.report(number, &error),
                 Err(error) => return Err(error),
@@ -330,7 +338,7 @@ impl SqliteWriter {
         Ok(heads)
     }
 
-    fn due(&mut self, now: i64, limit: usize) -> Result<Vec<Head>, StoreError> {
+    fn due(&mut self, now: i64, limit: usize) -> Result<Vec<(i64, Head)>, StoreError> {
         let mut due = Vec::new();
         for wake in [Wake::Lease, Wake::Timer] {
             let args = [Value::Integer(wake_number(wake)), Value::Integer(now), self.page(limit)];
@@ -340,10 +348,10 @@ impl SqliteWriter {
             (head.placed().due.map(|(wake, due)| (due, wake)), *namespace, *number)
         });
         due.truncate(limit);
-        Ok(due.into_iter().map(|(_, _, head)| head).collect())
+        Ok(due.into_iter().map(|(_, number, head)| (number, head)).collect())
     }
 
-    fn open(&mut self, after: Option<&ClaimCursor>, limit: usize) -> Result<Vec<Head>, StoreError> {
+    fn open(&mut self, after: Option<&ClaimCursor>, limit: usize) -> Result<Vec<(i64, Head)>, StoreError> {
         let (look_at, namespace, number) = match after {
             None => (i64::MIN, 0, 0),
             Some(after) => match self.number(&after.key)? {
@@ -352,7 +360,7 @@ impl SqliteWriter {
             },
         };
         let args = [Value::Integer(look_at), Value::Integer(namespace), Value::Integer(number), self.page(limit)];
-        Ok(self.heads(|texts| &texts.open, &args, limit)?.into_iter().map(|(_, _, head)| head).collect())
+        Ok(self.heads(|texts| &texts.open, &args, limit)?.into_iter().map(|(_, number, head)| (number, head)).collect())
     }
 
     fn call(&self, id: &CallId) -> Result<Option<Call>, StoreError> {
@@ -381,7 +389,7 @@ impl SqliteWriter {
     }
 
     /// Writes everything but the commit.
-    fn write(&mut self, snapshot: &Snapshot) -> Result<Vec<(WorkflowKey, i64)>, StoreError> {
+    fn write(&mut self, snapshot: &Snapshot) -> Result<BTreeMap<WorkflowKey, i64>, StoreError> {
         self.begin()?;
         let mut admitted: BTreeMap<WorkflowKey, i64> = BTreeMap::new();
         for admission in snapshot.new_admissions() {
@@ -402,18 +410,18 @@ impl SqliteWriter {
                 .map_err(sqlite("write a receipt"))?;
             admitted.insert(admission.key.clone(), number);
         }
-        let mut insert = self.statement(INSERT_EVENT)?;
-        let numbered = |key: &WorkflowKey| -> Result<(i64, i64), StoreError> {
+        let numbered = |key: &WorkflowKey, handle: Option<Handle>| -> Result<(i64, i64), StoreError> {
             let namespace = self.namespace(&key.namespace);
-            let number = self.numbers.get(key).or_else(|| admitted.get(key)).copied();
+            let number = handle.or_else(|| admitted.get(key).copied());
             namespace.zip(number).ok_or_else(|| StoreError::Corrupt {
                 what: "number",
                 key: key.to_string(),
                 problem: "it was decided without being loaded".to_owned(),
             })
         };
+        let mut insert = self.statement(INSERT_EVENT)?;
         for new in snapshot.appended() {
-            let (namespace, number) = numbered(&new.key)?;
+            let (namespace, number) = numbered(&new.key, new.handle)?;
             insert
                 .execute(params![
                     namespace,
@@ -426,22 +434,31 @@ impl SqliteWriter {
                 ])
                 .map_err(sqlite("append an event"))?;
         }
-        for (head, change) in snapshot.changed_heads() {
-            self.write_head(head, change, numbered(&head.key)?)?;
+        drop(insert);
+        let mut heads = HeadStatements {
+            insert: self.statement(INSERT_HEAD)?,
+            in_place: self.statement(UPDATE_HEAD_IN_PLACE)?,
+            whole: self.statement(UPDATE_HEAD)?,
+        };
+        for changed in snapshot.changed_heads() {
+            heads.write(&changed, numbered(&changed.head.key, changed.handle)?)?;
         }
+        drop(heads);
         let mut upsert = self.statement(UPSERT_VARIABLE)?;
-        for (workflow, key, value, seq) in snapshot.changed_variables() {
-            let (namespace, number) = numbered(workflow)?;
-            match value {
+        for changed in snapshot.changed_variables() {
+            let (namespace, number) = numbered(changed.workflow, changed.handle)?;
+            let key = changed.key.as_str();
+            match changed.value {
                 Some(value) => upsert
-                    .execute(params![namespace, number, key.as_str(), value.as_str(), signed(seq)])
+                    .execute(params![namespace, number, key, value.as_str(), signed(changed.seq)])
                     .map_err(sqlite("write a variable"))?,
                 None => self
                     .statement(DELETE_VARIABLE)?
-                    .execute(params![namespace, number, key.as_str()])
+                    .execute(params![namespace, number, key])
                     .map_err(sqlite("unset a variable"))?,
             };
         }
+        drop(upsert);
         for call in snapshot.new_calls() {
             let granted: Vec<(&str, u64)> = call.granted.iter().map(|(key, seq)| (key.id.as_str(), *seq)).collect();
             let granted = serde_json::to_string(&granted).expect("strings and integers serialize");
@@ -450,12 +467,42 @@ impl SqliteWriter {
                 .execute(params![1, &*call.id.0, call.at, granted])
                 .map_err(sqlite("remember a claim call"))?;
         }
-        drop(insert);
-        drop(upsert);
-        Ok(admitted.into_iter().collect())
+        Ok(admitted)
     }
 
-    fn write_head(&self, head: &Head, change: HeadChange, (namespace, number): (i64, i64)) -> Result<(), StoreError> {
+    fn add_namespace(&mut self, namespace: &Namespace) -> Result<i64, StoreError> {
+        // The memory copy may name one whose transaction was rolled back; `or ignore` and the look-up settle it.
+        let doing = sqlite("add a namespace");
+        self.statement("insert or ignore into namespaces (name) values (?1)")?
+            .execute([namespace.as_str()])
+            .map_err(&doing)?;
+        let number = self
+            .statement("select namespace from namespaces where name = ?1")?
+            .query_row([namespace.as_str()], |row| row.get(0))
+            .map_err(&doing)?;
+        self.namespaces.by_name.insert(namespace.clone(), number);
+        self.namespaces.by_number.insert(number, namespace.clone());
+        Ok(number)
+    }
+
+    fn checkpoint(&self) -> Result<(), StoreError> {
+        self.connection()?
+            .query_row("pragma wal_checkpoint(passive)", [], |_| Ok(()))
+            .map_err(sqlite("checkpoint"))
+            .inspect(|()| self.wal_pages.store(0, Ordering::Relaxed))
+    }
+}
+
+/// The three ways a head is written, prepared once a batch.
+struct HeadStatements<'a> {
+    insert: CachedStatement<'a>,
+    in_place: CachedStatement<'a>,
+    whole: CachedStatement<'a>,
+}
+
+impl HeadStatements<'_> {
+    fn write(&mut self, changed: &ChangedHead<'_>, (namespace, number): (i64, i64)) -> Result<(), StoreError> {
+        let ChangedHead { head, change, .. } = changed;
         let visit = head.visit();
         let claim = head.claim.as_ref();
         let placed = head.placed();
@@ -464,11 +511,11 @@ impl SqliteWriter {
             _ => None,
         };
         let doing = sqlite("write a head");
-        let mut statement = self.statement(match change {
-            HeadChange::Insert => INSERT_HEAD,
-            HeadChange::InPlace => UPDATE_HEAD_IN_PLACE,
-            HeadChange::Move => UPDATE_HEAD,
-        })?;
+        let statement = match change {
+            HeadChange::Insert => &mut self.insert,
+            HeadChange::InPlace => &mut self.in_place,
+            HeadChange::Move => &mut self.whole,
+        };
         let common = params![
             namespace,
             number,
@@ -509,28 +556,6 @@ impl SqliteWriter {
         }
         Ok(())
     }
-
-    fn add_namespace(&mut self, namespace: &Namespace) -> Result<i64, StoreError> {
-        // The memory copy may name one whose transaction was rolled back; `or ignore` and the look-up settle it.
-        let doing = sqlite("add a namespace");
-        self.statement("insert or ignore into namespaces (name) values (?1)")?
-            .execute([namespace.as_str()])
-            .map_err(&doing)?;
-        let number = self
-            .statement("select namespace from namespaces where name = ?1")?
-            .query_row([namespace.as_str()], |row| row.get(0))
-            .map_err(&doing)?;
-        self.namespaces.by_name.insert(namespace.clone(), number);
-        self.namespaces.by_number.insert(number, namespace.clone());
-        Ok(number)
-    }
-
-    fn checkpoint(&self) -> Result<(), StoreError> {
-        self.connection()?
-            .query_row("pragma wal_checkpoint(passive)", [], |_| Ok(()))
-            .map_err(sqlite("checkpoint"))
-            .inspect(|()| self.wal_pages.store(0, Ordering::Relaxed))
-    }
 }
 
 fn signed(n: u64) -> i64 {
@@ -550,17 +575,21 @@ impl Writer for SqliteWriter {
             if snapshot.has_head(key) {
                 continue;
             }
-            let head = match self.number(key)? {
+            if let Some(Known { number, head: Some(head) }) = self.known.get(key) {
+                snapshot.load_head(key.clone(), Some((*number, head.clone())));
+                continue;
+            }
+            let found = match self.number(key)? {
                 Some((namespace, number)) => match self.head_by_number((namespace, &key.namespace), number) {
                     Err(error @ StoreError::Corrupt { .. }) => {
                         self.report(number, &error);
                         None
                     }
-                    other => other?,
+                    other => other?.map(|head| (number, head)),
                 },
                 None => None,
             };
-            snapshot.load_head(key.clone(), head);
+            snapshot.load_head(key.clone(), found);
         }
         for (key, seq) in &wants.events {
             let event = match self.number(key)? {
@@ -597,8 +626,10 @@ impl Writer for SqliteWriter {
         match committed {
             Ok(_) => {
                 self.in_transaction = false;
-                for (key, number) in admitted {
-                    self.remember(&key, number);
+                for ChangedHead { head, handle, .. } in snapshot.changed_heads() {
+                    if let Some(number) = handle.or_else(|| admitted.get(&head.key).copied()) {
+                        self.remember(&head.key, number, head.claim.is_some().then(|| head.clone()));
+                    }
                 }
                 if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_LOADED_PAGES
                     && let Err(error) = self.checkpoint()
@@ -611,6 +642,7 @@ impl Writer for SqliteWriter {
                 // Whether the frames are in the log is not known here, and the pages this connection holds may not
                 // be those of the disk: it is closed, and nobody reads before `recover`.
                 self.connection = None;
+                self.known.clear();
                 self.in_transaction = false;
                 self.shared.reader.close();
                 Saved::Unknown(error)
