@@ -13,9 +13,10 @@ use steadfast_core::json::Json;
 use steadfast_core::limits::Limits;
 use steadfast_core::text::Key;
 use steadfast_store::Reader;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::definition::Failure;
+use crate::engine::look_beside;
 use crate::error::Error;
 
 /// Values this worker has read or written while it holds the workflow: nobody else can change them meanwhile.
@@ -30,6 +31,7 @@ pub struct Ctx {
 pub(crate) struct Inner {
     pub(crate) granted: Granted,
     reader: Arc<dyn Reader>,
+    looks: Arc<Semaphore>,
     limits: Arc<Limits>,
     writes: Mutex<Writes>,
     seen: Mutex<Seen>,
@@ -55,7 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Ctx {
     pub(crate) fn new(
         granted: Granted,
-        reader: Arc<dyn Reader>,
+        (reader, looks): (Arc<dyn Reader>, Arc<Semaphore>),
         limits: Arc<Limits>,
         seen: Seen,
         lost: watch::Receiver<bool>,
@@ -64,6 +66,7 @@ impl Ctx {
             inner: Arc::new(Inner {
                 granted,
                 reader,
+                looks,
                 limits,
                 writes: Mutex::default(),
                 seen: Mutex::new(seen),
@@ -144,11 +147,10 @@ impl Ctx {
             return Ok(seen.clone());
         }
         let name = Key::parse_as("key", key, &self.inner.limits).map_err(|invalid| Failure::of_invalid(&invalid))?;
-        let inner = self.inner.clone();
-        let wanted = name.clone();
-        let found = tokio::task::spawn_blocking(move || inner.reader.variable(&inner.granted.held.key, &wanted))
+        let (workflow, wanted) = (self.inner.granted.held.key.clone(), name.clone());
+        let look = move |reader: &dyn Reader| reader.variable(&workflow, &wanted);
+        let found = look_beside(&self.inner.looks, &self.inner.reader, look)
             .await
-            .map_err(|error| Failure::retryable("store_unavailable", error.to_string()))?
             .map_err(|error| Failure::retryable(error.code(), error.to_string()))?;
         // Written after our claim: the claim is gone, and what is there now is not ours to see.
         if found.as_ref().is_some_and(|variable| variable.seq > self.inner.granted.held.seq) {

@@ -37,6 +37,10 @@ use crate::worker::{self, Slot};
 
 /// How long a loop waits for a hint before it looks by itself.
 const POLL: Duration = Duration::from_secs(1);
+/// How often somebody who waits for an end looks by themselves; the end is told as it happens.
+const POLL_END: Duration = Duration::from_secs(5);
+/// Looks at the store that run at the same time: what its reading connections can serve.
+const LOOKS: usize = 8;
 /// Heads in one sweep: a slice that a claim or commit can wait behind.
 const SWEEP_LIMIT: usize = 512;
 /// Starts of a bulk that are under way together.
@@ -155,6 +159,7 @@ impl Builder {
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX).max(1),
             limits: Arc::new(self.limits),
             concurrency: self.concurrency,
+            looks: Arc::new(Semaphore::new(LOOKS)),
             slots: Arc::new(Semaphore::new(self.concurrency)),
             idle_slots: Mutex::default(),
             every_slot: Mutex::default(),
@@ -263,6 +268,8 @@ pub(crate) struct Inner {
     pub(crate) limits: Arc<Limits>,
     fingerprint_key: FingerprintKey,
     concurrency: usize,
+    /// Room for looks at the store.
+    pub(crate) looks: Arc<Semaphore>,
     /// Room for workflows to run.
     pub(crate) slots: Arc<Semaphore>,
     idle_slots: Mutex<Vec<Arc<Slot>>>,
@@ -445,11 +452,7 @@ impl Inner {
         &self,
         look: impl FnOnce(&dyn Reader) -> Result<T, steadfast_store::StoreError> + Send + 'static,
     ) -> Result<T, Error> {
-        let reader = self.reader.clone();
-        tokio::task::spawn_blocking(move || look(&*reader))
-            .await
-            .map_err(|error| Error::Internal(format!("a look at the store ended early: {error}")))?
-            .map_err(Error::from)
+        look_beside(&self.looks, &self.reader, look).await
     }
 
     /// Checks a request to start and fills in its definition's options.
@@ -498,6 +501,25 @@ impl Inner {
             admission::Outcome::IdentityConflict { admitted_at } => Err(Error::IdentityConflict { id, admitted_at }),
         }
     }
+}
+
+/// Runs a short look on a thread that may block, no more of them at a time than the store can serve.
+pub(crate) async fn look_beside<T: Send + 'static>(
+    looks: &Arc<Semaphore>,
+    reader: &Arc<dyn Reader>,
+    look: impl FnOnce(&dyn Reader) -> Result<T, steadfast_store::StoreError> + Send + 'static,
+) -> Result<T, Error> {
+    let reader = reader.clone();
+    let place = looks.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
+    let looked = tokio::task::spawn_blocking(move || {
+        let looked = look(&*reader);
+        drop(place);
+        looked
+    });
+    looked
+        .await
+        .map_err(|error| Error::Internal(format!("a look at the store ended early: {error}")))?
+        .map_err(Error::from)
 }
 
 /// Runs `body` again and again until the engine is closed; an error is reported and waited out, a panic too.
@@ -769,20 +791,15 @@ impl Handle {
         let inner = self.engine.inner();
         loop {
             // Ask to be told before looking: an end between the two is then heard, not missed.
-            let (tell, told) = oneshot::channel();
-            inner.hub.waiting().entry(self.key.clone()).or_default().push(tell);
+            let mut waiter = Waiter::new(&inner.hub, &self.key);
             if let Some(end) = self.engine.look_end(&self.key).await? {
                 return Ok(end);
             }
             tokio::select! {
-                event = told => if let Ok(event) = event && let Some(end) = end_of(event) { return Ok(end) },
-                () = tokio::time::sleep(POLL) => {}
+                event = &mut waiter.told => if let Ok(event) = event && let Some(end) = end_of(event) { return Ok(end) },
+                () = tokio::time::sleep(POLL_END) => {}
                 () = inner.grace_over() => return Err(Error::Closed),
             }
-            inner.hub.waiting().retain(|_, waiters| {
-                waiters.retain(|waiter| !waiter.is_closed());
-                !waiters.is_empty()
-            });
         }
     }
 
@@ -792,6 +809,34 @@ impl Handle {
     /// As [`Engine::cancel`].
     pub async fn cancel(&self, reason: &str) -> Result<control::Outcome, Error> {
         self.engine.cancel(self.id(), reason, "api").await
+    }
+}
+
+/// Waits to be told of one workflow's end; leaves nothing behind when it goes away first.
+struct Waiter<'a> {
+    hub: &'a Hub,
+    key: &'a WorkflowKey,
+    told: oneshot::Receiver<Event>,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(hub: &'a Hub, key: &'a WorkflowKey) -> Self {
+        let (tell, told) = oneshot::channel();
+        hub.waiting().entry(key.clone()).or_default().push(tell);
+        Self { hub, key, told }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.told.close();
+        let mut waiting = self.hub.waiting();
+        if let Some(waiters) = waiting.get_mut(self.key) {
+            waiters.retain(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                waiting.remove(self.key);
+            }
+        }
     }
 }
 
@@ -849,7 +894,10 @@ impl Engine {
     /// [`Error::Store`], [`Error::Closed`].
     pub async fn start_request(&self, request: Request) -> Result<Accepted, Error> {
         let start = self.inner().check(request)?;
-        self.inner().admit(start, false).await
+        let inner = self.inner().clone();
+        // A task of its own: a caller that goes away must not leave a claim behind that nobody works on.
+        let admitted = tokio::spawn(async move { inner.admit(start, false).await });
+        admitted.await.unwrap_or_else(|error| Err(Error::Internal(format!("a start ended early: {error}"))))
     }
 
     /// Starts many workflows; each has its own outcome, in order.

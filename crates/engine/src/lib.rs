@@ -54,3 +54,11 @@ pub use steadfast_core::limits::{Invalid, Limits};
 pub use steadfast_core::options::StartOptions;
 pub use steadfast_core::retry::RetryPolicy;
 pub use steadfast_store as store;
+
+// The examples of the README and the guide are compiled and run with the tests.
+#[doc = include_str!("../../../README.md")]
+#[cfg(doctest)]
+struct Readme;
+#[doc = include_str!("../../../docs/guide/workflows.md")]
+#[cfg(doctest)]
+struct Guide;

@@ -74,7 +74,12 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
         {
             permits.push(permit);
         }
-        if permits.is_empty() || engine.is_draining() {
+        if permits.is_empty() {
+            // Something may be ready: whoever frees a place shall look.
+            engine.set_backlog(true);
+            return Ok(());
+        }
+        if engine.is_draining() {
             return Ok(());
         }
         let asked = permits.len();
@@ -162,7 +167,8 @@ async fn attempt(
 /// Runs the handler and judges how it ended: the command that records it, not sent yet.
 pub(crate) async fn decide(engine: &Arc<Inner>, granted: &Granted, seen: Seen, slot: Option<&Slot>) -> (Command, Seen) {
     let (lost, heard) = watch::channel(false);
-    let ctx = Ctx::new(granted.clone(), engine.reader.clone(), engine.limits.clone(), seen, heard);
+    let reading = (engine.reader.clone(), engine.looks.clone());
+    let ctx = Ctx::new(granted.clone(), reading, engine.limits.clone(), seen, heard);
     // Kept until the handler has ended: a sender that is gone would read as a lost claim.
     let mut kept = Some(lost);
     if let Some(slot) = slot

@@ -328,3 +328,45 @@ async fn bad_definitions_and_stores_are_refused_with_their_field() {
     assert_eq!(step.map(drop).map_err(code), Err("invalid_step"));
     assert_eq!(Engine::open("mysql://x").map(drop).map_err(code), Err("invalid_store"));
 }
+
+/// A caller that goes away in the middle of a start: what was accepted still runs at once, not after a lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_leaves_no_claim_behind() {
+    let (_folder, builder) = sqlite();
+    let engine = builder.register("count", count_up).run().unwrap();
+    for n in 0..200 {
+        let call = engine.start_request(Request::new("count").id(format!("g-{n}")).input(&1));
+        // Polled once, so that it is sent, and then dropped.
+        let mut call = Box::pin(call);
+        let sent = futures_util::poll!(&mut call);
+        assert!(sent.is_pending());
+    }
+    for n in 0..200 {
+        let handle = engine.handle(&format!("g-{n}"));
+        let found = within(async {
+            loop {
+                match handle.result::<u32>().await {
+                    Err(Error::UnknownWorkflow { .. }) => tokio::task::yield_now().await,
+                    other => break other,
+                }
+            }
+        });
+        assert_eq!(tokio::time::timeout(Duration::from_secs(10), found).await.expect("it waits for a lease").unwrap(), 1);
+    }
+    engine.shutdown(STUCK).await;
+}
+
+/// Places are all taken when more becomes ready: whoever frees one looks for it at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll() {
+    let (_folder, builder) = sqlite();
+    let engine = builder.register("count", count_up).concurrency(1).run().unwrap();
+    let begin = std::time::Instant::now();
+    let starts = (0..20).map(|n| engine.start_request(Request::new("count").id(format!("p-{n}")).input(&3)));
+    for accepted in futures_util::future::join_all(starts).await {
+        let handle = engine.handle(accepted.unwrap().id.as_str());
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    engine.shutdown(STUCK).await;
+}
