@@ -19,6 +19,14 @@ pub enum Bench {
     Embedded(Embedded),
 }
 
+impl Bench {
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Embedded(args) => args.json,
+        }
+    }
+}
+
 /// `bench embedded`.
 #[derive(Debug, Args)]
 pub struct Embedded {
@@ -100,7 +108,10 @@ async fn embedded(args: Embedded) -> Result<(), Box<dyn std::error::Error>> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    println!("{} workflows of {STEPS} steps, median of {} rounds, SQLite {}, {}", report.workflows, report.rounds, report.sqlite, report.durability);
+    println!(
+        "{} workflows of {STEPS} steps, median of {} rounds, SQLite {}, {}",
+        report.workflows, report.rounds, report.sqlite, report.durability
+    );
     println!("{:>10} {:>12} {:>16} {:>7} {:>11}", "in flight", "steps/s", "limit steps/s", "ratio", "bytes/step");
     for row in &report.in_flight {
         println!(
@@ -110,8 +121,14 @@ async fn embedded(args: Embedded) -> Result<(), Box<dyn std::error::Error>> {
     }
     let alone = &report.alone;
     println!("one at a time, in bare commits of {:.3} ms (p50):", alone.bare_commit_p50_ms);
-    println!("   1 step   p50 {:.3} ms = {:.1} commits, p99 {:.3} ms", alone.one_step_p50_ms, alone.one_step_ratio, alone.one_step_p99_ms);
-    println!("  10 steps  p50 {:.3} ms = {:.1} commits, p99 {:.3} ms", alone.ten_steps_p50_ms, alone.ten_steps_ratio, alone.ten_steps_p99_ms);
+    println!(
+        "   1 step   p50 {:.3} ms = {:.1} commits, p99 {:.3} ms",
+        alone.one_step_p50_ms, alone.one_step_ratio, alone.one_step_p99_ms
+    );
+    println!(
+        "  10 steps  p50 {:.3} ms = {:.1} commits, p99 {:.3} ms",
+        alone.ten_steps_p50_ms, alone.ten_steps_ratio, alone.ten_steps_p99_ms
+    );
     Ok(())
 }
 

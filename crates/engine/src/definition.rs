@@ -176,6 +176,11 @@ impl Definition {
         }
     }
 
+    /// The name it is registered under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Announces exactly these steps: workflows that stand on another one wait, shown as blocked, for a worker that
     /// knows it.
     #[must_use]

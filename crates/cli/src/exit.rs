@@ -1,0 +1,123 @@
+//! Exit: how the command ends when it does not succeed: a code for scripts, a sentence for people.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+/// The codes, as `--help` shows them.
+pub const HELP: &str = "\
+Exit codes:
+  0  done
+  1  something else failed
+  2  the command line was not understood
+  3  verify found faults
+  4  the awaited workflow failed or was cancelled
+  5  there is no such workflow or variable
+  6  refused: invalid input, or the id was used for another request
+  7  the server cannot be reached
+  8  try again: overloaded, the store is busy recovering, or the outcome is unknown
+
+Environment:
+  STEADFAST_URL  the server to talk to (default http://127.0.0.1:7420)
+  STEADFAST_LOG  what to log, as in `info` or `steadfast=debug`";
+
+/// Why the command ends, and with which code.
+#[derive(Debug)]
+pub struct Exit {
+    /// The process's exit code.
+    pub code: u8,
+    /// The stable word.
+    pub word: String,
+    /// What happened and what to do.
+    pub message: String,
+    /// The problem document, when a server sent one.
+    pub problem: Option<Value>,
+}
+
+impl Exit {
+    /// An end with a code of its own.
+    pub fn new(code: u8, word: &str, message: impl Into<String>) -> Self {
+        Self { code, word: word.to_owned(), message: message.into(), problem: None }
+    }
+
+    /// Something else failed.
+    pub fn other(message: impl Into<String>) -> Self {
+        Self::new(1, "failed", message)
+    }
+
+    /// Input was refused here, before anything was sent.
+    pub fn refused(word: &str, message: impl Into<String>) -> Self {
+        Self::new(6, word, message)
+    }
+
+    /// What a server's problem document means.
+    pub fn of_problem(status: u16, problem: Value) -> Self {
+        let word = problem["code"].as_str().unwrap_or("unknown_answer").to_owned();
+        let detail = problem["detail"].as_str().or(problem["title"].as_str()).unwrap_or("the server gave no reason");
+        let code = match (status, word.as_str()) {
+            (404, _) => 5,
+            (429 | 503 | 504, _) | (_, "outcome_unknown" | "overloaded") => 8,
+            (400..500, _) => 6,
+            _ => 1,
+        };
+        Self { code, message: detail.to_owned(), problem: Some(problem), word }
+    }
+
+    /// Says it on standard error: a sentence, or one JSON object.
+    pub fn report(&self, json: bool) -> ExitCode {
+        if self.word != "broken_pipe" {
+            if json {
+                let error = self.problem.clone().unwrap_or_else(|| json!({"code": self.word, "detail": self.message}));
+                eprintln!("{}", json!({ "error": error }));
+            } else {
+                eprintln!("steadfast: {} [{}]", crate::output::plain(&self.message), self.word);
+            }
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Box<dyn std::error::Error>> for Exit {
+    fn from(error: Box<dyn std::error::Error>) -> Self {
+        Self::other(chain(&*error))
+    }
+}
+
+impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        Self::other(chain(&*error))
+    }
+}
+
+impl From<steadfast::Error> for Exit {
+    fn from(error: steadfast::Error) -> Self {
+        Self::new(if error.code().starts_with("invalid") { 6 } else { 1 }, error.code(), chain(&error))
+    }
+}
+
+impl From<steadfast::store::StoreError> for Exit {
+    fn from(error: steadfast::store::StoreError) -> Self {
+        Self::new(1, error.code(), chain(&error))
+    }
+}
+
+/// An error with its causes, in one line, each said once.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! `steadfast dev` and `steadfast serve`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+use steadfast::{Builder, Engine};
+use steadfast_server::{Options, Server};
+
+use crate::exit::{Exit, chain};
+use crate::output::print;
+use crate::place::Place;
+use crate::samples;
+
+/// How long running steps may finish after the signal to stop.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What both take.
+#[derive(Debug, Args)]
+struct Common {
+    #[command(flatten)]
+    place: Place,
+    /// Address to listen on; loopback only until keys exist.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7420")]
+    listen: SocketAddr,
+    /// How many workflows run at once.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    concurrency: usize,
+}
+
+/// Runs a server with an embedded store and sample workflows.
+#[derive(Debug, Args)]
+pub struct Dev {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs a server.
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    common: Common,
+    /// Register the sample definitions of `dev`.
+    #[arg(long)]
+    samples: bool,
+}
+
+impl Common {
+    fn builder(&self) -> Result<Builder, Exit> {
+        Ok(Engine::open(&self.place.url()?)?.concurrency(self.concurrency))
+    }
+
+    async fn run(&self, builder: Builder, banner: impl FnOnce(SocketAddr) -> String) -> Result<(), Exit> {
+        let engine = builder.run()?;
+        let server = match Server::bind(engine.clone(), Options::on(self.listen)).await {
+            Ok(server) => server,
+            Err(error) => {
+                engine.shutdown(Duration::ZERO).await;
+                return Err(Exit::new(6, "cannot_listen", chain(&error)));
+            }
+        };
+        print(&banner(server.address()))?;
+        let mut interrupt = signal(tokio::signal::unix::SignalKind::interrupt())?;
+        let mut terminate = signal(tokio::signal::unix::SignalKind::terminate())?;
+        let stop = async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            eprintln!("stopping: running steps may finish within {} s; a second signal ends at once", GRACE.as_secs());
+        };
+        server.run(stop).await;
+        let shut = engine.shutdown(GRACE);
+        let mut again = signal(tokio::signal::unix::SignalKind::interrupt())?;
+        let mut again_terminate = signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            () = shut => {}
+            _ = again.recv() => eprintln!("ended at once; the next start goes on where this one stopped"),
+            _ = again_terminate.recv() => eprintln!("ended at once; the next start goes on where this one stopped"),
+        }
+        Ok(())
+    }
+}
+
+fn signal(kind: tokio::signal::unix::SignalKind) -> Result<tokio::signal::unix::Signal, Exit> {
+    tokio::signal::unix::signal(kind).map_err(|error| Exit::other(format!("listen for signals: {error}")))
+}
+
+pub(crate) async fn dev(dev: Dev) -> Result<(), Exit> {
+    let mut builder = dev.common.builder()?;
+    let mut lines = String::new();
+    for (definition, example, what) in samples::all() {
+        let name = definition.name().to_owned();
+        lines += &format!("  {name:<8} {what}\n           steadfast start {name} --input '{example}' --wait\n");
+        builder = builder.define(definition);
+    }
+    let path = dev.common.place.path()?;
+    let banner = move |address: SocketAddr| {
+        let server =
+            if address.port() == 7420 { String::new() } else { format!("export STEADFAST_URL=http://{address}\n") };
+        format!(
+            "listening on http://{address}\nstore {}\n\nsamples to start from another terminal:\n{server}{lines}\n\
+             then: steadfast list, steadfast show ID, steadfast events ID\n\
+             over HTTP: curl -s http://{address}/v1/workflows -H 'content-type: application/json' \
+             -d '{{\"name\": \"hello\", \"input\": {{\"steps\": 3}}}}'\n",
+            path.display()
+        )
+    };
+    dev.common.run(builder, banner).await
+}
+
+pub(crate) async fn serve(serve: Serve) -> Result<(), Exit> {
+    let mut builder = serve.common.builder()?;
+    if serve.samples {
+        for (definition, _, _) in samples::all() {
+            builder = builder.define(definition);
+        }
+    } else {
+        tracing::info!("no definitions are registered: workflows are admitted and kept, and wait for a worker");
+    }
+    serve.common.run(builder, |address| format!("listening on http://{address}\n")).await
+}

@@ -1,0 +1,136 @@
+//! `steadfast start`.
+
+use std::io::Read;
+
+use clap::Args;
+use reqwest::{Method, StatusCode};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use steadfast::Json;
+
+use crate::client::Client;
+use crate::exit::Exit;
+use crate::output::{plain, print};
+
+/// Starts a workflow. The same id with the same content is accepted once, however often it is sent.
+#[derive(Debug, Args)]
+pub struct Start {
+    /// The definition's name.
+    name: String,
+    /// The input: JSON, @FILE, or - for standard input.
+    #[arg(long, value_name = "JSON", default_value = "null")]
+    input: String,
+    /// The workflow's id; a new one when absent.
+    #[arg(long)]
+    id: Option<String>,
+    /// -100 to 100, higher first.
+    #[arg(long, allow_negative_numbers = true)]
+    priority: Option<i32>,
+    /// A label to list by; may be given several times.
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// Wait until the workflow has ended and print its result.
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    name: &'a str,
+    id: &'a str,
+    input: &'a RawValue,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    options: Value,
+}
+
+impl Start {
+    pub(crate) async fn run(self) -> Result<(), Exit> {
+        let input = self.read_input()?;
+        // An id of our own: when the answer is lost, sending it again is safe.
+        let id = self.id.clone().unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
+        let mut options = serde_json::Map::new();
+        if let Some(priority) = self.priority {
+            options.insert("priority".to_owned(), json!(priority));
+        }
+        if !self.tags.is_empty() {
+            options.insert("tags".to_owned(), json!(self.tags));
+        }
+        let raw: &RawValue = serde_json::from_str(input.as_str()).map_err(|error| Exit::other(error.to_string()))?;
+        let options = if options.is_empty() { Value::Null } else { Value::Object(options) };
+        let body = serde_json::to_string(&Body { name: &self.name, id: &id, input: raw, options })
+            .map_err(|error| Exit::other(error.to_string()))?;
+        let answer = self.client.call_repeatable(Method::POST, &["v1", "workflows"], &[], Some(body)).await.map_err(
+            |mut exit| {
+                if exit.code == 8 {
+                    exit.message = format!("{}; repeat it with --id {id} to learn the truth", exit.message);
+                }
+                exit
+            },
+        )?;
+        let accepted = answer.value()?;
+        if accepted["warning"] == "no_worker" && !self.client.json {
+            eprintln!("steadfast: no worker knows {}; the workflow waits for one", plain(&self.name));
+        }
+        if !self.wait {
+            if self.client.json {
+                return print(&answer.text);
+            }
+            let replay = if accepted["replay"] == true { " (started before)" } else { "" };
+            return print(&format!("{}{replay}", plain(&id)));
+        }
+        self.wait_for(&id).await
+    }
+
+    fn read_input(&self) -> Result<Json, Exit> {
+        let text = if self.input == "-" {
+            let mut text = String::new();
+            std::io::stdin()
+                .read_to_string(&mut text)
+                .map_err(|error| Exit::refused("invalid_json", format!("read standard input: {error}")))?;
+            text
+        } else if let Some(path) = self.input.strip_prefix('@') {
+            std::fs::read_to_string(path)
+                .map_err(|error| Exit::refused("invalid_json", format!("read {path}: {error}")))?
+        } else {
+            self.input.clone()
+        };
+        Json::parse(&text).map_err(|error| {
+            Exit::refused(error.code(), format!("--input: {error}; in a shell, quote it: --input '{{\"steps\": 3}}'"))
+        })
+    }
+
+    async fn wait_for(&self, id: &str) -> Result<(), Exit> {
+        loop {
+            let path = ["v1", "workflows", id, "result"];
+            let query = [("wait_ms", "30000".to_owned())];
+            let answer = self.client.call_repeatable(Method::GET, &path, &query, None).await?;
+            if answer.status == StatusCode::ACCEPTED {
+                continue;
+            }
+            let ended = answer.value()?;
+            let status = ended["status"].as_str().unwrap_or("ended");
+            if status == "completed" {
+                let shown = if self.client.json { answer.text } else { result_text(&answer.text) };
+                return print(&shown);
+            }
+            if self.client.json {
+                print(&answer.text)?;
+            }
+            let reason = ended["error"]["reason"].as_str().unwrap_or_default();
+            let code = ended["error"]["code"].as_str().unwrap_or(status);
+            return Err(Exit::new(4, code, format!("workflow {id} {status}: {reason}")));
+        }
+    }
+}
+
+/// The result, byte for byte, out of the answer.
+fn result_text(answer: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct Ended {
+        result: Box<RawValue>,
+    }
+    serde_json::from_str::<Ended>(answer).map_or_else(|_| answer.to_owned(), |ended| plain(ended.result.get()))
+}
