@@ -1,0 +1,13 @@
+//! A real server on a real socket, asked by a real client.
+
+mod site;
+
+mod admission;
+mod bulk;
+mod control;
+mod edges;
+mod limits;
+mod look;
+mod slow;
+mod stop;
+mod telemetry;

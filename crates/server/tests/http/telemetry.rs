@@ -1,0 +1,79 @@
+//! Telemetry: what Prometheus reads.
+
+use std::collections::BTreeMap;
+
+use steadfast::Engine;
+
+use crate::site::{Site, options};
+
+/// Every sample by its name and labels, after checking the form of each line.
+fn parse(text: &str) -> BTreeMap<String, f64> {
+    let mut samples = BTreeMap::new();
+    let mut types = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        if let Some(comment) = line.strip_prefix("# ") {
+            let mut words = comment.splitn(3, ' ');
+            let (kind, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+            assert!(["HELP", "TYPE"].contains(&kind), "{line}");
+            if kind == "TYPE" {
+                assert!(["counter", "gauge", "histogram", "summary"].contains(&rest), "{line}");
+                assert!(types.insert(name.to_owned(), rest.to_owned()).is_none(), "typed twice: {line}");
+            }
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let name = series.split('{').next().unwrap();
+        assert!(name.starts_with("steadfast_"), "{line}");
+        assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+        assert!(types.contains_key(name) || types.contains_key(base), "no type: {line}");
+        assert!(samples.insert(series.to_owned(), value.parse().unwrap()).is_none(), "twice: {line}");
+    }
+    samples
+}
+
+#[tokio::test]
+async fn what_happened_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("store.db").display());
+    let site = Site::with(options(), Engine::open(&url).unwrap()).await;
+    site.start(r#"{"name":"hold","id":"secret-id"}"#).await;
+    site.door.entered().await;
+    site.get("/v1/workflows/secret-id").await;
+    site.get("/v1/workflows/secret-other").await;
+    site.get("/secret/path").await;
+    let answer = site.get("/metrics").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, "text/plain; version=0.0.4; charset=utf-8"));
+    assert!(!answer.body.contains("secret"), "labels hold words of ours only");
+    let samples = parse(&answer.body);
+    let sample = |series: &str| *samples.get(series).unwrap_or_else(|| panic!("no {series} in {}", answer.body));
+    for series in [
+        r#"steadfast_http_requests_total{method="POST",route="/v1/workflows",status="201"}"#,
+        r#"steadfast_http_requests_total{method="GET",route="/v1/workflows/{id}",status="200"}"#,
+        r#"steadfast_http_requests_total{method="GET",route="/v1/workflows/{id}",status="404"}"#,
+        r#"steadfast_http_requests_total{method="GET",route="unmatched",status="404"}"#,
+        r#"steadfast_http_request_seconds_count{method="POST",route="/v1/workflows"}"#,
+        r#"steadfast_http_request_seconds_bucket{method="POST",route="/v1/workflows",le="+Inf"}"#,
+        "steadfast_commits_total",
+        "steadfast_events_total",
+        "steadfast_commit_seconds_count",
+    ] {
+        assert!(sample(series) >= 1.0, "{series}");
+    }
+    assert_eq!(sample("steadfast_running_workflows"), 1.0);
+    assert_eq!(sample("steadfast_waiting_commands"), 0.0);
+    assert!(sample("steadfast_store_bytes") > 0.0);
+    assert!(sample("steadfast_http_connections") >= 1.0);
+}
+
+#[tokio::test]
+async fn several_servers_of_one_process_share_counters_and_keep_their_gauges() {
+    let (one, other) = (Site::new().await, Site::new().await);
+    one.start(r#"{"name":"hold"}"#).await;
+    one.door.entered().await;
+    let running = |text: &str| parse(text)["steadfast_running_workflows"];
+    assert_eq!(running(&one.get("/metrics").await.body), 1.0);
+    assert_eq!(running(&other.get("/metrics").await.body), 0.0);
+    let series = r#"steadfast_http_requests_total{method="GET",route="/metrics",status="200"}"#;
+    assert!(parse(&other.get("/metrics").await.body)[series] >= 2.0);
+}
