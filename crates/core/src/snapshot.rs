@@ -488,7 +488,10 @@ impl Snapshot {
             handle: cell.stored.map(|(handle, _, _)| handle),
             change: match cell.stored {
                 None => HeadChange::Insert,
-                Some((_, placed)) if placed == cell.head.placed() => HeadChange::InPlace,
+                // A sleep and a backoff may end at the same instant: the same place, but another status.
+                Some((_, placed, status)) if (placed, status) == (cell.head.placed(), cell.head.status()) => {
+                    HeadChange::InPlace
+                }
                 Some(_) => HeadChange::Move,
             },
         })

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use steadfast_core::fingerprint::FingerprintKey;
 
 use crate::contract::StoreError;
@@ -21,12 +21,7 @@ pub(super) fn migrate(
     now: i64,
 ) -> Result<(), StoreError> {
     let sqlite = |source| StoreError::Sqlite { doing: "migrate the store", source };
-    let pragma = |connection: &Connection, name: &str| {
-        connection.query_row(&format!("pragma {name}"), [], |row| row.get::<_, i64>(0)).map_err(sqlite)
-    };
-    let has = check(path, pragma(connection, "application_id")?, pragma(connection, "user_version")?, || {
-        connection.query_row("select count(*) from sqlite_schema", [], |row| row.get(0)).map_err(sqlite)
-    })?;
+    let has = stand(connection, path)?;
     for (number, migration) in (1..).zip(MIGRATIONS).skip(has) {
         let transaction =
             connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(sqlite)?;
@@ -45,6 +40,36 @@ pub(super) fn migrate(
         transaction.commit().map_err(sqlite)?;
     }
     Ok(())
+}
+
+/// Refuses the file of another program, or of a newer release, before anything is written to it or beside it.
+pub(super) fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
+    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) == 0 {
+        return Ok(());
+    }
+    let sqlite = |source| StoreError::Sqlite { doing: "look at the file", source };
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
+    connection.execute_batch("pragma busy_timeout = 5000").map_err(sqlite)?;
+    match stand(&connection, path) {
+        Err(StoreError::Sqlite { source, .. }) if source.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
+            let problem = "it is not an SQLite file; give another path".to_owned();
+            Err(StoreError::Foreign { path: path.to_path_buf(), problem })
+        }
+        other => other.map(drop),
+    }
+}
+
+/// How many migrations the connected file has.
+fn stand(connection: &Connection, path: &Path) -> Result<usize, StoreError> {
+    let number = |text: &str| {
+        connection
+            .query_row(text, [], |row| row.get::<_, i64>(0))
+            .map_err(|source| StoreError::Sqlite { doing: "read the header of the store", source })
+    };
+    check(path, number("pragma application_id")?, number("pragma user_version")?, || {
+        number("select count(*) from sqlite_schema")
+    })
 }
 
 /// How many migrations the file has, if it is ours and not from the future.

@@ -20,7 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rusqlite::{Connection, OpenFlags};
@@ -28,6 +28,8 @@ use steadfast_core::fingerprint::FingerprintKey;
 
 pub use backup::backup;
 pub use reader::SqliteReader;
+#[doc(hidden)]
+pub use writer::hot_statements;
 
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Identity, Reader, Store, StoreError, Writer};
@@ -55,6 +57,8 @@ struct Shared {
     /// The connection that `open` used; the writer takes it over.
     first: Mutex<Option<Connection>>,
     writer_taken: AtomicBool,
+    /// Counts what the owner's connections do, where a test wants to know.
+    work: Option<Arc<AtomicU64>>,
     /// Held for the life of the store; the system lets go of it when the process ends.
     _lock: File,
 }
@@ -77,12 +81,37 @@ impl SqliteStore {
         clock: Arc<dyn Clock>,
         secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
     ) -> Result<Self, StoreError> {
-        let path = path.as_ref().to_path_buf();
+        Self::open_as(path.as_ref(), clock, secret, None)
+    }
+
+    /// Like [`SqliteStore::open_with`]; `work` counts the operations of SQLite's virtual machine that opening,
+    /// loading and saving take, which tells what they cost on any machine.
+    ///
+    /// # Errors
+    /// As [`SqliteStore::open`].
+    #[doc(hidden)]
+    pub fn open_counted(
+        path: impl AsRef<Path>,
+        clock: Arc<dyn Clock>,
+        secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
+        work: Arc<AtomicU64>,
+    ) -> Result<Self, StoreError> {
+        Self::open_as(path.as_ref(), clock, secret, Some(work))
+    }
+
+    fn open_as(
+        path: &Path,
+        clock: Arc<dyn Clock>,
+        secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
+        work: Option<Arc<AtomicU64>>,
+    ) -> Result<Self, StoreError> {
+        let path = path.to_path_buf();
         if rusqlite::version_number() < SQLITE_VERSION_MIN {
             return Err(StoreError::Version { found: rusqlite::version() });
         }
+        migrate::refuse_foreign(&path)?;
         let lock = own(&path)?;
-        let mut connection = connect(&path)?;
+        let mut connection = connect_counted(&path, work.as_ref())?;
         let secret =
             secret().map_err(|source| StoreError::File { doing: "draw a secret for", path: path.clone(), source })?;
         migrate::migrate(&mut connection, &path, secret, clock.now())?;
@@ -105,6 +134,7 @@ impl SqliteStore {
                 reader,
                 first: Mutex::new(Some(connection)),
                 writer_taken: AtomicBool::new(false),
+                work,
                 _lock: lock,
             }),
         })
@@ -132,7 +162,7 @@ impl Store for SqliteStore {
         let first = self.shared.first.lock().expect("held for one take").take();
         let connection = match first {
             Some(connection) => connection,
-            None => connect(&self.shared.path)?,
+            None => connect_counted(&self.shared.path, self.shared.work.as_ref())?,
         };
         Ok(Box::new(writer::SqliteWriter::new(self.shared.clone(), connection)?))
     }
@@ -214,6 +244,20 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     if mode != "wal" {
         let problem = format!("its journal mode is {mode} and cannot be WAL here; put it on a local disk");
         return Err(StoreError::Foreign { path: path.to_path_buf(), problem });
+    }
+    Ok(connection)
+}
+
+/// A connection that writes durably and counts what it does, where somebody wants to know.
+fn connect_counted(path: &Path, work: Option<&Arc<AtomicU64>>) -> Result<Connection, StoreError> {
+    let mut connection = connect(path)?;
+    if let Some(work) = work.cloned() {
+        let count = move || {
+            work.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        let doing = "count the work of a connection";
+        connection.progress_handler(1, Some(count)).map_err(|source| StoreError::Sqlite { doing, source })?;
     }
     Ok(connection)
 }

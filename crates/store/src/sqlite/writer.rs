@@ -15,7 +15,7 @@ use steadfast_core::state::State;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 
 use super::rows::{self, HEAD_COLUMNS, stored_options, wake_number};
-use super::{Shared, connect};
+use super::{Shared, connect_counted};
 use crate::contract::{Saved, StoreError, Writer};
 
 /// Pages in the write-ahead log from which a quiet moment is used for a checkpoint: 4 MiB.
@@ -44,9 +44,9 @@ pub(super) const READY_STEP: &str = "select step from heads
 /// Whose time has come, of one kind: `heads_timed`.
 pub(super) const DUE: &str =
     "select {head} from heads where wake = ?1 and due <= ?2 order by due, namespace, workflow limit ?3";
-/// The next open claims in order of their sweep time: `heads_timed`.
-pub(super) const OPEN: &str = "select {head} from heads
-     where wake = 0 and (due, namespace, workflow) > (?1, ?2, ?3) order by due, namespace, workflow limit ?4";
+/// The next open claims in order of their sweep time: `heads_timed`, which is found only with `due is not null`.
+pub(super) const OPEN: &str = "select {head} from heads where wake = 0 and due is not null
+     and (due, namespace, workflow) > (?1, ?2, ?3) order by due, namespace, workflow limit ?4";
 /// What an earlier claim call was given: the primary key.
 pub(super) const CALL: &str = "select at, granted from claim_calls where namespace = ?1 and request = ?2";
 
@@ -74,6 +74,31 @@ pub(super) const DELETE_VARIABLE: &str = "delete from scratchpad where namespace
 pub(super) const INSERT_CALL: &str =
     "insert into claim_calls (namespace, request, at, granted) values (?1, ?2, ?3, ?4)";
 pub(super) const FORGET_CALLS: &str = "delete from claim_calls where at < ?1";
+
+/// Every statement that commands are loaded and saved by, with its name: for tests of how they are carried out.
+pub fn hot_statements() -> Vec<(&'static str, String)> {
+    [
+        ("HEAD_BY_NUMBER", HEAD_BY_NUMBER),
+        ("ADMISSION", ADMISSION),
+        ("EVENT", EVENT),
+        ("READY", READY),
+        ("READY_STEP", READY_STEP),
+        ("DUE", DUE),
+        ("OPEN", OPEN),
+        ("CALL", CALL),
+        ("INSERT_ADMISSION", INSERT_ADMISSION),
+        ("INSERT_EVENT", INSERT_EVENT),
+        ("INSERT_HEAD", INSERT_HEAD),
+        ("UPDATE_HEAD_IN_PLACE", UPDATE_HEAD_IN_PLACE),
+        ("UPDATE_HEAD", UPDATE_HEAD),
+        ("UPSERT_VARIABLE", UPSERT_VARIABLE),
+        ("DELETE_VARIABLE", DELETE_VARIABLE),
+        ("INSERT_CALL", INSERT_CALL),
+        ("FORGET_CALLS", FORGET_CALLS),
+    ]
+    .map(|(name, text)| (name, with_head(text)))
+    .into()
+}
 
 /// A statement with its head columns filled in.
 pub(super) fn with_head(statement: &str) -> String {
@@ -363,10 +388,11 @@ impl SqliteWriter {
         Ok(self.heads(|texts| &texts.open, &args, limit)?.into_iter().map(|(_, number, head)| (number, head)).collect())
     }
 
-    fn call(&self, id: &CallId) -> Result<Option<Call>, StoreError> {
+    fn call(&self, namespace: &Namespace, id: &CallId) -> Result<Option<Call>, StoreError> {
+        let Some(number) = self.namespace(namespace) else { return Ok(None) };
         let found: Option<(i64, String)> = self
             .statement(CALL)?
-            .query_row(params![1, &*id.0], |row| Ok((row.get(0)?, row.get(1)?)))
+            .query_row(params![number, &*id.0], |row| Ok((row.get(0)?, row.get(1)?)))
             .map(Some)
             .or_else(super::none_if_empty)
             .map_err(sqlite("look up a claim call"))?;
@@ -376,9 +402,13 @@ impl SqliteWriter {
             key: id.0.to_string(),
             problem: format!("column {}", error.column()),
         })?;
-        let namespace = Namespace::default_namespace();
         let key = |id: String| WorkflowKey { namespace: namespace.clone(), id: WorkflowId::trusted(id) };
-        Ok(Some(Call { id: id.clone(), at, granted: granted.into_iter().map(|(id, seq)| (key(id), seq)).collect() }))
+        Ok(Some(Call {
+            namespace: namespace.clone(),
+            id: id.clone(),
+            at,
+            granted: granted.into_iter().map(|(id, seq)| (key(id), seq)).collect(),
+        }))
     }
 
     fn event(&self, (namespace, number): (i64, i64), key: &WorkflowKey, seq: u64) -> Result<Option<Event>, StoreError> {
@@ -389,13 +419,18 @@ impl SqliteWriter {
     }
 
     /// Writes everything but the commit.
-    fn write(&mut self, snapshot: &Snapshot) -> Result<BTreeMap<WorkflowKey, i64>, StoreError> {
+    fn write(&mut self, snapshot: &Snapshot) -> Result<Written, StoreError> {
         self.begin()?;
-        let mut admitted: BTreeMap<WorkflowKey, i64> = BTreeMap::new();
+        let mut written = Written::default();
         for admission in snapshot.new_admissions() {
-            let namespace = match self.namespace(&admission.key.namespace) {
+            let added = written.namespaces.get(&admission.key.namespace).copied();
+            let namespace = match self.namespace(&admission.key.namespace).or(added) {
                 Some(number) => number,
-                None => self.add_namespace(&admission.key.namespace)?,
+                None => {
+                    let number = self.add_namespace(&admission.key.namespace)?;
+                    written.namespaces.insert(admission.key.namespace.clone(), number);
+                    number
+                }
             };
             let number = self.next_number;
             self.next_number += 1;
@@ -408,11 +443,11 @@ impl SqliteWriter {
                     admission.admitted_at
                 ])
                 .map_err(sqlite("write a receipt"))?;
-            admitted.insert(admission.key.clone(), number);
+            written.admitted.insert(admission.key.clone(), number);
         }
         let numbered = |key: &WorkflowKey, handle: Option<Handle>| -> Result<(i64, i64), StoreError> {
-            let namespace = self.namespace(&key.namespace);
-            let number = handle.or_else(|| admitted.get(key).copied());
+            let namespace = self.namespace(&key.namespace).or_else(|| written.namespaces.get(&key.namespace).copied());
+            let number = handle.or_else(|| written.admitted.get(key).copied());
             namespace.zip(number).ok_or_else(|| StoreError::Corrupt {
                 what: "number",
                 key: key.to_string(),
@@ -463,26 +498,18 @@ impl SqliteWriter {
             let granted: Vec<(&str, u64)> = call.granted.iter().map(|(key, seq)| (key.id.as_str(), *seq)).collect();
             let granted = serde_json::to_string(&granted).expect("strings and integers serialize");
             self.statement(FORGET_CALLS)?.execute([call.at - CALL_AGE_MS]).map_err(sqlite("forget old claim calls"))?;
+            let namespace = self.namespace(&call.namespace).or_else(|| written.namespaces.get(&call.namespace).copied());
             self.statement(INSERT_CALL)?
-                .execute(params![1, &*call.id.0, call.at, granted])
+                .execute(params![namespace, &*call.id.0, call.at, granted])
                 .map_err(sqlite("remember a claim call"))?;
         }
-        Ok(admitted)
+        Ok(written)
     }
 
-    fn add_namespace(&mut self, namespace: &Namespace) -> Result<i64, StoreError> {
-        // The memory copy may name one whose transaction was rolled back; `or ignore` and the look-up settle it.
-        let doing = sqlite("add a namespace");
-        self.statement("insert or ignore into namespaces (name) values (?1)")?
-            .execute([namespace.as_str()])
-            .map_err(&doing)?;
-        let number = self
-            .statement("select namespace from namespaces where name = ?1")?
+    fn add_namespace(&self, namespace: &Namespace) -> Result<i64, StoreError> {
+        self.statement("insert into namespaces (name) values (?1) returning namespace")?
             .query_row([namespace.as_str()], |row| row.get(0))
-            .map_err(&doing)?;
-        self.namespaces.by_name.insert(namespace.clone(), number);
-        self.namespaces.by_number.insert(number, namespace.clone());
-        Ok(number)
+            .map_err(sqlite("add a namespace"))
     }
 
     fn checkpoint(&self) -> Result<(), StoreError> {
@@ -491,6 +518,13 @@ impl SqliteWriter {
             .map_err(sqlite("checkpoint"))
             .inspect(|()| self.wal_pages.store(0, Ordering::Relaxed))
     }
+}
+
+/// The numbers that a batch gave out; they count once it is committed.
+#[derive(Default)]
+struct Written {
+    admitted: BTreeMap<WorkflowKey, i64>,
+    namespaces: BTreeMap<Namespace, i64>,
 }
 
 /// The three ways a head is written, prepared once a batch.
@@ -598,8 +632,8 @@ impl Writer for SqliteWriter {
             };
             snapshot.load_event(key.clone(), *seq, event);
         }
-        for id in &wants.calls {
-            snapshot.load_call(id.clone(), self.call(id)?);
+        for (namespace, id) in &wants.calls {
+            snapshot.load_call(namespace.clone(), id.clone(), self.call(namespace, id)?);
         }
         for (announced, limit) in &wants.ready {
             let heads = self.ready(announced, *limit)?;
@@ -609,14 +643,14 @@ impl Writer for SqliteWriter {
             snapshot.load_due(self.due(now, limit)?);
         }
         if let Some((after, limit)) = &wants.open {
-            snapshot.load_open(self.open(after.as_ref(), *limit)?);
+            snapshot.load_open(after.clone(), *limit, self.open(after.as_ref(), *limit)?);
         }
         Ok(())
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
-        let admitted = match self.write(snapshot) {
-            Ok(admitted) => admitted,
+        let written = match self.write(snapshot) {
+            Ok(written) => written,
             Err(error) => {
                 self.abandon();
                 return Saved::NotCommitted(error);
@@ -626,8 +660,12 @@ impl Writer for SqliteWriter {
         match committed {
             Ok(_) => {
                 self.in_transaction = false;
+                for (namespace, number) in written.namespaces {
+                    self.namespaces.by_number.insert(number, namespace.clone());
+                    self.namespaces.by_name.insert(namespace, number);
+                }
                 for ChangedHead { head, handle, .. } in snapshot.changed_heads() {
-                    if let Some(number) = handle.or_else(|| admitted.get(&head.key).copied()) {
+                    if let Some(number) = handle.or_else(|| written.admitted.get(&head.key).copied()) {
                         self.remember(&head.key, number, head.claim.is_some().then(|| head.clone()));
                     }
                 }
@@ -672,7 +710,7 @@ impl Writer for SqliteWriter {
     fn recover(&mut self) -> Result<(), StoreError> {
         self.connection = None;
         self.shared.reader.close();
-        let connection = connect(&self.shared.path)?;
+        let connection = connect_counted(&self.shared.path, self.shared.work.as_ref())?;
         let busy: i64 = connection
             .query_row("pragma wal_checkpoint(truncate)", [], |row| row.get(0))
             .map_err(sqlite("checkpoint after a failed commit"))?;

@@ -1,0 +1,11 @@
+//! Every scenario of the conformance suite, on every store.
+
+mod harness;
+
+mod memory {
+    steadfast_store::conformance_tests!(crate::harness::Memory::default());
+}
+
+mod sqlite {
+    steadfast_store::conformance_tests!(crate::harness::Sqlite::default());
+}

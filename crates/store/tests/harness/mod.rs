@@ -1,0 +1,60 @@
+//! The stores that the tests of this crate run on.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_store::Store;
+use steadfast_store::clock::Clock;
+use steadfast_store::conformance::Harness;
+use steadfast_store::memory::MemoryStore;
+use steadfast_store::sqlite::{self, SqliteStore};
+use tempfile::TempDir;
+
+/// The secret of every store made here, equal to that of a store in memory: receipts then compare.
+pub const SECRET: FingerprintKey = FingerprintKey([0x5f; 32]);
+
+/// Stores in memory.
+#[derive(Default)]
+pub struct Memory(Option<MemoryStore>);
+
+impl Harness for Memory {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        let store = match self.0.take() {
+            None => MemoryStore::new(clock),
+            Some(last) => last.reopened(restored),
+        };
+        self.0 = Some(store.clone());
+        Box::new(store)
+    }
+}
+
+/// Stores in a file; restored ones in a backup of the last file.
+pub struct Sqlite {
+    folder: TempDir,
+    restores: usize,
+}
+
+impl Default for Sqlite {
+    fn default() -> Self {
+        Self { folder: TempDir::new().expect("a folder for tests"), restores: 0 }
+    }
+}
+
+impl Sqlite {
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join(format!("{}.db", self.restores))
+    }
+}
+
+impl Harness for Sqlite {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        if restored {
+            let from = self.path();
+            self.restores += 1;
+            sqlite::backup(&from, &self.path()).expect("a backup is made");
+        }
+        Box::new(SqliteStore::open_with(self.path(), clock, || Ok(SECRET)).expect("the store opens"))
+    }
+}
