@@ -1,7 +1,9 @@
 //! `steadfast events`.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::client::Client;
 use crate::exit::Exit;
@@ -22,6 +24,16 @@ pub struct Events {
     pub(crate) client: Client,
 }
 
+#[derive(Deserialize)]
+struct Event {
+    seq: u64,
+    at: i64,
+    #[serde(rename = "type")]
+    kind: String,
+    /// As it is stored, in its own order.
+    payload: Box<RawValue>,
+}
+
 impl Events {
     pub(crate) async fn run(self) -> Result<(), Exit> {
         let path = ["v1", "workflows", &self.id, "events"];
@@ -33,15 +45,8 @@ impl Events {
         }
         let rows: Vec<Vec<String>> = events
             .iter()
-            .filter_map(|event| serde_json::from_str::<Value>(event.get()).ok())
-            .map(|event| {
-                vec![
-                    event["seq"].to_string(),
-                    event["at"].as_i64().map_or_else(String::new, instant),
-                    event["type"].as_str().unwrap_or_default().to_owned(),
-                    short(&event["payload"].to_string(), 120),
-                ]
-            })
+            .filter_map(|event| serde_json::from_str::<Event>(event.get()).ok())
+            .map(|event| vec![event.seq.to_string(), instant(event.at), event.kind, short(event.payload.get(), 120)])
             .collect();
         print(&table(&["SEQ", "AT", "TYPE", "PAYLOAD"], &rows))?;
         if !next.is_null() {

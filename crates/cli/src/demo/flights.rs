@@ -463,7 +463,7 @@ mod tests {
                 "cancelled 8255",
                 "diverted 717",
                 "flown 327344",
-                "gap dest 7598",
+                "gap dest 7601",
                 "speed_implausible 2"
             ]
         );
