@@ -22,6 +22,8 @@ use steadfast::store::{Filter, Reader};
 
 const CLIENTS: u64 = 6;
 
+const FLIGHT: &str = "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z";
+
 /// A random number below `n`, from the system.
 fn below(n: u64) -> u64 {
     let mut bytes = [0; 8];
@@ -35,7 +37,8 @@ fn request(id: &str, n: u64) -> Value {
         0 => json!({"name": "hello", "id": id, "input": {"steps": 1 + n % 7}}),
         1 => json!({"name": "flaky", "id": id, "input": {"failures": n % 3}}),
         2 => json!({"name": "sleeper", "id": id, "input": {"seconds": 0.02, "times": 2}}),
-        _ => json!({"name": "flight", "id": id, "input": {"row": 1 + n % 1_000}}),
+        // With its line: looking a row up unpacks the whole year first, which takes longer than these processes live.
+        _ => json!({"name": "flight", "id": id, "input": {"row": n, "line": FLIGHT}}),
     }
 }
 
@@ -186,7 +189,6 @@ fn examine(reader: &SqliteReader, id: &str, n: u64, status: Status) -> usize {
         "hello" => (request["input"]["steps"].as_u64().unwrap(), 0, Status::Completed),
         "flaky" => (1, request["input"]["failures"].as_u64().unwrap(), Status::Completed),
         "sleeper" => (3, 0, Status::Completed),
-        _ if status == Status::Failed => (0, 1, Status::Failed),
         _ => (3, 0, Status::Completed),
     };
     assert_eq!((commits, counted, status), expected, "{id}: {request}");
