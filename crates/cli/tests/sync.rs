@@ -13,8 +13,21 @@ use serde_json::{Value, json};
 use steadfast::store::Reader;
 use steadfast::store::sqlite::SqliteReader;
 
+/// Only starts commit: a failed sync meets one of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sync_that_fails_at_the_commit_is_answered_as_unknown_and_resolved_by_the_id() {
+async fn a_start_whose_sync_fails_is_answered_as_unknown_and_resolved_by_its_id() {
+    let unknown = fail_syncs("serve", false).await;
+    assert!(unknown >= 1, "a start met the failing sync");
+}
+
+/// Steps commit too: their workers ask again until they know, and no handler's result is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_whose_sync_fails_are_committed_once_all_the_same() {
+    fail_syncs("dev", true).await;
+}
+
+/// Starts workflows while some syncs fail; answers how many starts were answered as unknown.
+async fn fail_syncs(verb: &str, run: bool) -> usize {
     let data = tempfile::tempdir().unwrap();
     let mut command = Command::new("strace");
     command
@@ -23,7 +36,7 @@ async fn a_sync_that_fails_at_the_commit_is_answered_as_unknown_and_resolved_by_
         // The first syncs belong to opening and migrating; a few commits pass, then three fail, then all is well.
         .args(["-e", "trace=fdatasync,fsync", "-e", "inject=fdatasync,fsync:error=EIO:when=30..32"])
         .arg(binary())
-        .arg("dev");
+        .arg(verb);
     let server = Server::start(command, data.path());
     let http = reqwest::Client::builder().no_proxy().timeout(STUCK).build().unwrap();
     let start = |n: u32| {
@@ -49,7 +62,7 @@ async fn a_sync_that_fails_at_the_commit_is_answered_as_unknown_and_resolved_by_
         let response = start(*n).await.unwrap();
         assert!(response.status().is_success(), "{n}: {}", response.status());
     }
-    for n in 0..60 {
+    for n in (0..60).filter(|_| run) {
         let url = format!("{}/v1/workflows/s-{n}/result?wait_ms=30000", server.url);
         let answer: Value = http.get(url).send().await.unwrap().json().await.unwrap();
         assert_eq!(answer["status"], "completed", "s-{n}: {answer}");
@@ -63,4 +76,5 @@ async fn a_sync_that_fails_at_the_commit_is_answered_as_unknown_and_resolved_by_
     let verified = SqliteReader::open(store(data.path())).unwrap().verify(&mut |_| {}).unwrap();
     assert_eq!((verified.faults, verified.workflows), (vec![], 60));
     println!("{injected} syncs failed, {} starts were answered as unknown", unknown.len());
+    unknown.len()
 }

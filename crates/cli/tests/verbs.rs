@@ -1,0 +1,190 @@
+//! Every verb of the real binary against a real server: what it prints, and how it ends.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Server, binary, run, stderr, stdout, store};
+use serde_json::Value;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Rows of: arguments, exit code, a part of standard output, a part of standard error.
+#[test]
+fn verbs_say_what_they_did_and_end_with_their_code() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::dev(data.path());
+    let long = "x".repeat(129);
+    for (args, code, out, err) in [
+        (vec!["start", "hello", "--input", r#"{"steps":2}"#, "--id", "a", "--wait"], 0, r#""steps":2"#, ""),
+        (vec!["start", "hello", "--input", r#"{"steps":2.0}"#, "--id", "a"], 0, "started before", ""),
+        (vec!["start", "hello", "--input", r#"{"steps":3}"#, "--id", "a"], 6, "", "identity_conflict"),
+        (vec!["start", "hello", "--input", "{bad", "--id", "b"], 6, "", "invalid_json"),
+        (vec!["start", "hello", "--input", r#"{"a":1,"a":2}"#, "--id", "b"], 6, "", "invalid_json"),
+        (vec!["start", "hello", "--id", &long], 6, "", "invalid_id"),
+        (vec!["start", "hello", "--priority", "101"], 6, "", "invalid_options"),
+        (vec!["start", "hello", "--input", r#"{"steps":0}"#, "--id", "zero", "--wait"], 4, "", "invalid_input"),
+        (
+            vec!["start", "flaky", "--input", r#"{"failures":2}"#, "--id", "with / and ü", "--wait"],
+            0,
+            r#""attempts":3"#,
+            "",
+        ),
+        (vec!["start", "flight", "--input", r#"{"row":1}"#, "--wait"], 0, r#""carrier":"UA""#, ""),
+        (vec!["start", "sleeper", "--input", r#"{"seconds":3600}"#, "--id", "s"], 0, "s", ""),
+        (vec!["start", "nobody_knows", "--id", "n"], 0, "n", "no worker"),
+        (vec!["show", "with / and ü"], 0, "attempt 2 failed", ""),
+        (vec!["show", "n"], 0, "blocked", ""),
+        (vec!["show", "missing"], 5, "", "unknown_workflow"),
+        (vec!["events", "a"], 0, "workflow_completed", ""),
+        (vec!["events", "a", "--from", "2", "--limit", "1"], 0, "step_completed", "--from 3"),
+        (vec!["scratchpad", "a"], 0, "made", ""),
+        (vec!["scratchpad", "a", "made"], 0, "2", ""),
+        (vec!["scratchpad", "a", "nothing"], 5, "", ""),
+        (vec!["list"], 0, "with / and ü", ""),
+        (vec!["list", "--status", "failed"], 0, "zero", ""),
+        (vec!["list", "--status", "nonsense"], 6, "", "status"),
+        (vec!["list", "--name", "sleeper"], 0, "sleeping", ""),
+        (vec!["cancel", "s", "--reason", "enough"], 0, "is cancelled", ""),
+        (vec!["cancel", "s"], 0, "had ended before: cancelled", ""),
+        (vec!["cancel", "missing"], 5, "", "unknown_workflow"),
+        (vec!["completions", "bash"], 0, "_steadfast", ""),
+        (vec!["nonsense"], 2, "", "unrecognized"),
+        (vec!["start"], 2, "", "NAME"),
+    ] {
+        let output = run(Some(&server.url), &args);
+        let (printed, said) = (stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {printed} {said}");
+        assert!(printed.contains(out), "{args:?}: {printed}");
+        assert!(said.contains(err), "{args:?}: {said}");
+    }
+    server.stop();
+}
+
+#[test]
+fn json_is_one_value_and_has_the_documented_members() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::dev(data.path());
+    let get = |args: &[&str]| {
+        let output = run(Some(&server.url), args);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        json(&stdout(&output))
+    };
+    let started = get(&["start", "hello", "--id", "a", "--json"]);
+    assert_eq!((&started["id"], &started["replay"]), (&Value::from("a"), &Value::from(false)));
+    assert_eq!(get(&["start", "hello", "--id", "a", "--wait", "--json"])["result"]["steps"], 3);
+    let shown = get(&["show", "a", "--json"]);
+    for (member, value) in [("id", "a"), ("name", "hello"), ("status", "completed")] {
+        assert_eq!(shown[member], value);
+    }
+    assert_eq!(shown["result"]["steps"], 3);
+    assert_eq!(shown["seq"], 7);
+    get(&["start", "sleeper", "--input", r#"{"seconds":60}"#, "--id", "s", "--json"]);
+    get(&["start", "flaky", "--input", r#"{"failures":500}"#, "--id", "f", "--json"]);
+    let failed =
+        run(Some(&server.url), &["start", "flaky", "--input", r#"{"failures":500}"#, "--id", "f", "--wait", "--json"]);
+    assert_eq!(failed.status.code(), Some(4));
+    assert_eq!(json(&stdout(&failed))["error"]["code"], "invalid_input");
+    assert_eq!(json(&stderr(&failed))["error"]["code"], "invalid_input");
+    assert_eq!(get(&["show", "f", "--json"])["error"]["code"], "invalid_input");
+    assert_eq!(get(&["events", "a", "--json"])["events"].as_array().unwrap().len(), 8);
+    let pad = get(&["scratchpad", "a", "--json"]);
+    assert_eq!(pad["variables"].as_array().unwrap().len(), 2);
+    let list = get(&["list", "--limit", "2", "--json"]);
+    assert_eq!(list["workflows"].as_array().unwrap().len(), 2);
+    let next = list["next"].as_str().unwrap().to_owned();
+    let rest = get(&["list", "--before", &next, "--json"]);
+    assert_eq!((rest["workflows"].as_array().unwrap().len(), &rest["next"]), (1, &Value::Null));
+    assert_eq!(get(&["cancel", "s", "--json"])["outcome"], "cancelled");
+    let verified = get(&["verify", "--data", data.path().to_str().unwrap(), "--json"]);
+    assert_eq!((&verified["workflows"], &verified["fault_count"]), (&Value::from(3), &Value::from(0)));
+    let refused = run(Some(&server.url), &["show", "missing", "--json"]);
+    assert_eq!(json(&stderr(&refused))["error"]["code"], "unknown_workflow");
+    server.stop();
+}
+
+#[test]
+fn a_store_is_verified_and_backed_up_beside_its_owner_and_has_no_second_one() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::dev(data.path());
+    run(Some(&server.url), &["start", "hello", "--id", "a", "--wait"]);
+    let folder = data.path().to_str().unwrap();
+    let second = Command::new(binary()).args(["dev", "--data", folder, "--listen", "127.0.0.1:0"]).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = stderr(&second);
+    assert!(said.contains("store_owned") && said.contains(&format!("process {}", server.pid())), "{said}");
+    let copy = data.path().join("copy.db");
+    let copy = copy.to_str().unwrap();
+    assert!(run(None, &["backup", "--data", folder, copy]).status.success());
+    assert_eq!(run(None, &["backup", "--data", folder, copy]).status.code(), Some(1), "nothing is overwritten");
+    assert!(run(None, &["verify", "--store", &format!("sqlite:{copy}")]).status.success());
+    assert_eq!(run(None, &["verify", "--store", "sqlite:/nowhere/x.db"]).status.code(), Some(1));
+    assert_eq!(run(None, &["verify", "--store", "mysql://x"]).status.code(), Some(6));
+    server.stop();
+    // Damage done behind the owner's back is found, and the exit code says so.
+    let damaged = rusqlite::Connection::open(store(data.path())).unwrap();
+    damaged.execute("update scratchpad set value = '99' where key = 'made'", []).unwrap();
+    drop(damaged);
+    let output = run(None, &["verify", "--data", folder]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stdout(&output).contains("variable_differs"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    // Bound and let go of at once: nobody listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = run(Some(&format!("http://{free}")), &["list"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(stderr(&output).contains("steadfast dev"), "{}", stderr(&output));
+}
+
+#[test]
+fn only_loopback_is_listened_on() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().to_str().unwrap();
+    let output = run(None, &["serve", "--data", folder, "--listen", "0.0.0.0:0"]);
+    assert_eq!(output.status.code(), Some(6), "{}", stderr(&output));
+    assert!(stderr(&output).contains("loopback"), "{}", stderr(&output));
+}
+
+#[test]
+fn serve_admits_without_definitions_and_runs_samples_when_asked() {
+    let data = tempfile::tempdir().unwrap();
+    let mut command = Command::new(binary());
+    command.arg("serve");
+    let server = Server::start(command, data.path());
+    let output = run(Some(&server.url), &["start", "hello", "--id", "a"]);
+    assert!(output.status.success() && stderr(&output).contains("no worker"), "{}", stderr(&output));
+    server.stop();
+    let mut command = Command::new(binary());
+    command.args(["serve", "--samples"]);
+    let server = Server::start(command, data.path());
+    let output = run(Some(&server.url), &["start", "hello", "--id", "a", "--wait"]);
+    assert!(stdout(&output).contains(r#""steps":3"#), "it runs now: {}", stdout(&output));
+    server.stop();
+}
+
+#[test]
+fn the_demo_proves_itself() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().join("new");
+    let args = ["demo", "--rows", "1500", "--kills", "2", "--json", "--data", folder.to_str().unwrap()];
+    let output = run(None, &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report = json(&stdout(&output));
+    for (member, value) in
+        [("rows", 1_500), ("workflows", 1_500), ("lost", 0), ("doubled", 0), ("faults", 0), ("kills", 2)]
+    {
+        assert_eq!(report[member], value, "{member}: {report}");
+    }
+    let (completed, failed) = (report["completed"].as_u64().unwrap(), report["failed"].as_u64().unwrap());
+    assert_eq!(completed + failed, 1_500);
+    let csv = std::fs::read_to_string(report["output"].as_str().unwrap()).unwrap();
+    assert_eq!(csv.lines().count() as u64, completed + 1, "a line for each, and the heading");
+    let again = run(None, &args);
+    assert_eq!(again.status.code(), Some(1), "a folder that is not empty is refused");
+    assert!(stderr(&again).contains("not empty"), "{}", stderr(&again));
+}
