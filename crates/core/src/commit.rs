@@ -171,21 +171,23 @@ pub fn check(writes: &Writes, continuation: &Continuation, now: i64, limits: &Li
 /// [`Stop`], see [`crate::command::decide`].
 pub fn complete(snapshot: &mut Snapshot, complete: &Complete, moment: &Moment) -> Result<Outcome, Stop> {
     let Some((visit, look_at)) = holds(snapshot, &complete.held, moment)? else {
-        return late(snapshot, &complete.held, complete.claim_next.as_ref(), moment, |started, event| match (&complete.continuation, event) {
-            (Continuation::Step { step, when }, Event::StepCompleted { writes, next: Some(next), .. }) => {
-                let same_time = match (when, next.run_at) {
-                    (When::Now, None) => true,
-                    (When::At(at), Some(run_at)) => *at == run_at,
-                    // The instant was computed from the commit's own time, which the repeat does not know.
-                    (When::After(_), Some(_)) => true,
-                    _ => false,
-                };
-                writes.same_as(&complete.writes) && next.step == *step && same_time
+        return late(snapshot, &complete.held, complete.claim_next.as_ref(), moment, |started, event| {
+            match (&complete.continuation, event) {
+                (Continuation::Step { step, when }, Event::StepCompleted { writes, next: Some(next), .. }) => {
+                    let same_time = match (when, next.run_at) {
+                        (When::Now, None) => true,
+                        (When::At(at), Some(run_at)) => *at == run_at,
+                        // The instant was computed from the commit's own time, which the repeat does not know.
+                        (When::After(_), Some(_)) => true,
+                        _ => false,
+                    };
+                    writes.same_as(&complete.writes) && next.step == *step && same_time
+                }
+                (Continuation::Done(_), Event::StepCompleted { writes, next: None, .. }) => {
+                    writes.same_as(&complete.writes) && started.result_is(&complete.continuation)
+                }
+                _ => false,
             }
-            (Continuation::Done(_), Event::StepCompleted { writes, next: None, .. }) => {
-                writes.same_as(&complete.writes) && started.result_is(&complete.continuation)
-            }
-            _ => false,
         });
     };
     let Held { key, .. } = &complete.held;

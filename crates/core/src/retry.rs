@@ -54,8 +54,10 @@ impl RetryPolicy {
         if self.jitter_percent > 100 {
             return refuse("jitter_percent", "is out of range; give 0 to 100");
         }
-        if self.first_delay_ms > DELAY_MS_MAX || self.max_delay_ms > DELAY_MS_MAX {
-            return refuse("max_delay_ms", "is over a year; delays are milliseconds");
+        for (field, delay_ms) in [("first_delay_ms", self.first_delay_ms), ("max_delay_ms", self.max_delay_ms)] {
+            if delay_ms > DELAY_MS_MAX {
+                return refuse(field, "is over a year; give at most 31557600000 milliseconds");
+            }
         }
         Ok(())
     }

@@ -246,8 +246,13 @@ impl Writer for MemoryWriter {
                 tables.namespaces.push(admission.key.namespace.clone());
             }
         }
-        let numbers: BTreeMap<WorkflowKey, i64> =
-            tables.numbers.iter().rev().take(snapshot.new_admissions().len()).map(|(number, key)| (key.clone(), *number)).collect();
+        let numbers: BTreeMap<WorkflowKey, i64> = tables
+            .numbers
+            .iter()
+            .rev()
+            .take(snapshot.new_admissions().len())
+            .map(|(number, key)| (key.clone(), *number))
+            .collect();
         for ChangedHead { head, handle, .. } in snapshot.changed_heads() {
             let number = handle.unwrap_or_else(|| numbers[&head.key]);
             if let Some((_, old)) = tables.heads.insert(head.key.clone(), (number, head.clone())) {

@@ -1,7 +1,7 @@
 //! Verbs: what a line of a diary can say.
 //!
 //! One entry each: the word, its form, what it does, and, where random histories use it, how one is made up. A new
-//! kind of command joins every scenario, every store's test and every random history by its entry in [`VERBS`].
+//! kind of command joins every scenario, every store's test and every random history by its entry in `VERBS`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -35,8 +35,11 @@ pub(super) struct Verb {
     /// What it does.
     pub(super) does: Does,
     /// How often random histories use it, and how one is made up.
-    invent: Option<(u32, fn(&mut Dice<'_>) -> String)>,
+    invent: Option<(u32, MakeUp)>,
 }
+
+/// Makes up a line.
+type MakeUp = fn(&mut Dice<'_>) -> String;
 
 /// What a verb does.
 pub(super) enum Does {
@@ -67,7 +70,8 @@ const VERBS: &[Verb] = &[
         invent: Some((20, |dice| {
             let worker = dice.of(&["a", "b", "c remote"]);
             let n = 1 + dice.below(3);
-            let knows = dice.of(&["", "", "", "", "", " knows=flow:start|pay", " knows=flow:*-pay,plain:*", " knows=other:*"]);
+            let knows =
+                dice.of(&["", "", "", "", "", " knows=flow:start|pay", " knows=flow:*-pay,plain:*", " knows=other:*"]);
             let request = if dice.below(3) == 1 { format!(" request=q{}", dice.below(3)) } else { String::new() };
             let lease = dice.of(&["", "", " lease=5s"]);
             let namespace = dice.of(&["", "", " in=blue"]);
@@ -421,10 +425,8 @@ fn complete(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
 }
 
 fn fail(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
-    let kind = FailKind::Error {
-        retryable: !words.has("final"),
-        retry_after_ms: words.ms("after").map(i64::unsigned_abs),
-    };
+    let kind =
+        FailKind::Error { retryable: !words.has("final"), retry_after_ms: words.ms("after").map(i64::unsigned_abs) };
     let retry = words.number("attempts").map(|attempts_max| RetryPolicy { attempts_max, ..definition("flow").retry });
     end_attempt(diary, words, kind, words.plain(1), retry)
 }
@@ -551,8 +553,7 @@ fn tell_report(report: &sweep::Report) -> String {
         ("alive", report.alive),
         ("skipped", report.skipped),
     ];
-    let mut parts: Vec<String> =
-        counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+    let mut parts: Vec<String> = counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
     if report.more {
         parts.push("more".to_owned());
     }
@@ -686,7 +687,10 @@ fn verify(diary: &mut Diary, _: &Words<'_>) -> String {
     if verified.fault_count == 0 {
         return "clean".to_owned();
     }
-    let told: Vec<String> =
-        verified.faults.iter().map(|fault| format!("{} {}: {}", fault.code, name_of(&fault.key), fault.detail)).collect();
+    let told: Vec<String> = verified
+        .faults
+        .iter()
+        .map(|fault| format!("{} {}: {}", fault.code, name_of(&fault.key), fault.detail))
+        .collect();
     told.join("; ")
 }

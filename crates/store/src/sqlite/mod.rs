@@ -22,6 +22,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
 
 use rusqlite::{Connection, OpenFlags};
 use steadfast_core::fingerprint::FingerprintKey;
@@ -291,12 +292,14 @@ fn board(connection: &mut Connection, path: &Path) -> Result<Identity, StoreErro
     Ok(identity)
 }
 
-/// What tells this file from a copy of it.
+/// What tells this file from a copy of it. The time of its birth too, where the system tells: file systems give the
+/// number of a deleted file to the next one.
 fn file_id(path: &Path) -> Result<String, StoreError> {
     let metadata = std::fs::metadata(path).map_err(|source| StoreError::File {
         doing: "look at",
         path: path.to_path_buf(),
         source,
     })?;
-    Ok(format!("{:x}:{:x}", metadata.dev(), metadata.ino()))
+    let born = metadata.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    Ok(format!("{:x}:{:x}:{:x}", metadata.dev(), metadata.ino(), born.map_or(0, |born| born.as_nanos())))
 }

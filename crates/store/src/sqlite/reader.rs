@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
@@ -392,24 +392,45 @@ fn pad(
 
 /// One read transaction over the whole store: a comparison needs one moment. It is the only long look there is.
 fn verify(connection: &Connection, progress: &mut dyn FnMut(u64)) -> Result<Verified, StoreError> {
-    let doing = sqlite("verify the store");
-    let transaction = connection.unchecked_transaction().map_err(&doing)?;
+    let transaction = connection.unchecked_transaction().map_err(sqlite("verify the store"))?;
     let mut verified = Verified::default();
-    let whole = |code: &'static str, detail: String| Fault {
-        key: WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("-") },
-        code,
-        detail,
-    };
-    {
-        let mut statement = transaction.prepare("pragma integrity_check").map_err(&doing)?;
-        let mut rows = statement.query([]).map_err(&doing)?;
-        while let Some(row) = rows.next().map_err(&doing)? {
-            let line: String = row.get(0).map_err(&doing)?;
-            if line != "ok" {
-                verified.fault(whole("database_damaged", line));
+    for part in [check_pages, compare] {
+        match part(&transaction, &mut verified, progress) {
+            // Damage ends this part of the look, but not the report of what it has found.
+            Err(StoreError::Sqlite { source, .. })
+                if source.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) =>
+            {
+                verified.fault(of_the_whole("database_damaged", source.to_string()));
             }
+            other => other?,
         }
     }
+    Ok(verified)
+}
+
+/// Lets SQLite check its own pages and indexes.
+fn check_pages(transaction: &Connection, verified: &mut Verified, _: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+    let doing = sqlite("check the pages of the store");
+    let mut statement = transaction.prepare("pragma integrity_check").map_err(&doing)?;
+    let mut rows = statement.query([]).map_err(&doing)?;
+    while let Some(row) = rows.next().map_err(&doing)? {
+        let line: String = row.get(0).map_err(&doing)?;
+        if line != "ok" {
+            verified.fault(of_the_whole("database_damaged", line));
+        }
+    }
+    Ok(())
+}
+
+/// A fault of no workflow in particular.
+fn of_the_whole(code: &'static str, detail: String) -> Fault {
+    let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("-") };
+    Fault { key, code, detail }
+}
+
+/// Compares every head and scratchpad with its log, and looks for rows that belong to nothing.
+fn compare(transaction: &Connection, verified: &mut Verified, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+    let doing = sqlite("verify the store");
     let mut statement = transaction
         .prepare(&format!(
             "select {HEAD_COLUMNS}, (select name from namespaces n where n.namespace = heads.namespace) from heads
@@ -420,10 +441,14 @@ fn verify(connection: &Connection, progress: &mut dyn FnMut(u64)) -> Result<Veri
     while let Some(row) = rows.next().map_err(&doing)? {
         let at = (row.get(0).map_err(&doing)?, row.get(1).map_err(&doing)?);
         let key = WorkflowKey {
-            namespace: Namespace::trusted(row.get::<_, String>(28).map_err(&doing)?),
+            namespace: Namespace::trusted(row.get::<_, Option<String>>(28).map_err(&doing)?.unwrap_or_default()),
             id: WorkflowId::trusted(row.get::<_, String>(2).map_err(&doing)?),
         };
-        verify_one(&transaction, at, key, row, &mut verified)?;
+        if key.namespace.as_str().is_empty() {
+            let detail = format!("workflow number {}", at.1);
+            verified.fault(Fault { key: key.clone(), code: "head_without_namespace", detail });
+        }
+        verify_one(transaction, at, key, row, verified)?;
         verified.workflows += 1;
         progress(verified.workflows);
     }
@@ -457,10 +482,10 @@ fn verify(connection: &Connection, progress: &mut dyn FnMut(u64)) -> Result<Veri
         let mut rows = statement.query([]).map_err(&doing)?;
         while let Some(row) = rows.next().map_err(&doing)? {
             let number: i64 = row.get(0).map_err(&doing)?;
-            verified.fault(whole(code, format!("workflow number {number}")));
+            verified.fault(of_the_whole(code, format!("workflow number {number}")));
         }
     }
-    Ok(verified)
+    Ok(())
 }
 
 fn verify_one(

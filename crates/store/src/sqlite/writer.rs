@@ -498,7 +498,8 @@ impl SqliteWriter {
             let granted: Vec<(&str, u64)> = call.granted.iter().map(|(key, seq)| (key.id.as_str(), *seq)).collect();
             let granted = serde_json::to_string(&granted).expect("strings and integers serialize");
             self.statement(FORGET_CALLS)?.execute([call.at - CALL_AGE_MS]).map_err(sqlite("forget old claim calls"))?;
-            let namespace = self.namespace(&call.namespace).or_else(|| written.namespaces.get(&call.namespace).copied());
+            let namespace =
+                self.namespace(&call.namespace).or_else(|| written.namespaces.get(&call.namespace).copied());
             self.statement(INSERT_CALL)?
                 .execute(params![namespace, &*call.id.0, call.at, granted])
                 .map_err(sqlite("remember a claim call"))?;
@@ -727,6 +728,14 @@ impl Writer for SqliteWriter {
 impl Drop for SqliteWriter {
     fn drop(&mut self) {
         self.abandon();
+        // What was committed moves from the log into the file, so that the file alone is the whole store while nobody
+        // owns it. SQLite does so when its last connection closes, but that may be a reader's, which may not write.
+        if let Some(connection) = &self.connection
+            && let Err(error) =
+                connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(())).map_err(sqlite("checkpoint"))
+        {
+            tracing::warn!(%error, "the last checkpoint failed; the write-ahead log keeps what it holds");
+        }
         self.shared.writer_taken.store(false, std::sync::atomic::Ordering::SeqCst);
     }
 }

@@ -58,3 +58,13 @@ impl Harness for Sqlite {
         Box::new(SqliteStore::open_with(self.path(), clock, || Ok(SECRET)).expect("the store opens"))
     }
 }
+
+/// Stores in the file at a given path, for tests that look at the file.
+pub struct At(pub PathBuf);
+
+impl Harness for At {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        assert!(!restored, "a file at a path is not restored");
+        Box::new(SqliteStore::open_with(&self.0, clock, || Ok(SECRET)).expect("the store opens"))
+    }
+}
