@@ -163,7 +163,7 @@ impl Site {
 
     /// Waits for the end of a workflow.
     pub(crate) async fn result(&self, id: &str) -> Answer {
-        self.get(&format!("/v1/workflows/{id}/result?wait_ms=20000")).await
+        self.get(&format!("/v1/workflows/{id}/result?wait_ms=15000")).await
     }
 
     /// A bare connection.
