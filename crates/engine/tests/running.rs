@@ -351,7 +351,10 @@ async fn a_caller_that_goes_away_leaves_no_claim_behind() {
                 }
             }
         });
-        assert_eq!(tokio::time::timeout(Duration::from_secs(10), found).await.expect("it waits for a lease").unwrap(), 1);
+        assert_eq!(
+            tokio::time::timeout(Duration::from_secs(10), found).await.expect("it waits for a lease").unwrap(),
+            1
+        );
     }
     engine.shutdown(STUCK).await;
 }
