@@ -13,7 +13,8 @@
 //! A row that is loaded a second time (a ready row that is also named by a completion) keeps what the snapshot
 //! has: it is as new or newer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use crate::claim::{Announced, Call, CallId};
@@ -24,6 +25,12 @@ use crate::json::Json;
 use crate::options::Options;
 use crate::state::{IllegalEvent, State, Status};
 use crate::text::{Key, Name, Namespace, WorkflowKey};
+
+/// Hashes the same in every process: nothing here is random. Who chose ids that collide would slow down one batch.
+type Hashed = BuildHasherDefault<DefaultHasher>;
+
+/// Workflows in no order.
+pub type Keys = HashSet<WorkflowKey, Hashed>;
 
 /// The durable proof that a start was accepted. It outlives the workflow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,9 +56,9 @@ pub struct ClaimCursor {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Admissions by key.
-    pub admissions: BTreeSet<WorkflowKey>,
+    pub admissions: Keys,
     /// Heads by key.
-    pub heads: BTreeSet<WorkflowKey>,
+    pub heads: Keys,
     /// Single events by position.
     pub events: BTreeSet<(WorkflowKey, u64)>,
     /// Earlier claim calls by namespace and request id.
@@ -62,6 +69,10 @@ pub struct Wants {
     pub due: Option<(i64, usize)>,
     /// The next so many heads with an open claim.
     pub open: Option<(Option<ClaimCursor>, usize)>,
+}
+
+fn one(key: &WorkflowKey) -> Keys {
+    std::iter::once(key.clone()).collect()
 }
 
 impl Wants {
@@ -127,6 +138,14 @@ struct Cell {
     /// What the store calls it, where the stored row stands and its status; `None` when there is no stored row.
     stored: Option<(Handle, Placed, Status)>,
     dirty: bool,
+    /// What was written to its scratchpad.
+    variables: BTreeMap<Key, NewValue>,
+}
+
+impl Cell {
+    fn handle(&self) -> Option<Handle> {
+        self.stored.map(|(handle, _, _)| handle)
+    }
 }
 
 /// How far the ready index was read for one announcement.
@@ -162,7 +181,6 @@ pub struct Hints {
 struct NewValue {
     value: Option<Json>,
     seq: u64,
-    handle: Option<Handle>,
 }
 
 /// A variable to be saved.
@@ -194,8 +212,8 @@ pub struct ChangedHead<'a> {
 /// The rows of one batch.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    admissions: BTreeMap<WorkflowKey, Option<Admission>>,
-    heads: BTreeMap<WorkflowKey, Option<Cell>>,
+    admissions: HashMap<WorkflowKey, Option<Admission>, Hashed>,
+    heads: HashMap<WorkflowKey, Option<Cell>, Hashed>,
     events: BTreeMap<(WorkflowKey, u64), Option<Event>>,
     calls: BTreeMap<(Namespace, CallId), Option<Call>>,
     ready: BTreeMap<Arc<Announced>, ReadyPage>,
@@ -204,7 +222,6 @@ pub struct Snapshot {
 
     new_admissions: Vec<Admission>,
     appended: Vec<Appended>,
-    scratchpad: BTreeMap<(WorkflowKey, Key), NewValue>,
     new_calls: Vec<Call>,
 }
 
@@ -226,7 +243,7 @@ impl Snapshot {
         self.heads.entry(key).or_insert_with(|| {
             found.map(|(handle, head)| {
                 let stored = Some((handle, head.placed(), head.status()));
-                Cell { head, stored, dirty: false }
+                Cell { head, stored, dirty: false, variables: BTreeMap::new() }
             })
         });
     }
@@ -284,7 +301,7 @@ impl Snapshot {
         self.admissions
             .get(key)
             .map(Option::as_ref)
-            .ok_or_else(|| Stop::Missing(Box::new(Wants { admissions: [key.clone()].into(), ..Wants::default() })))
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { admissions: one(key), ..Wants::default() })))
     }
 
     /// The head of `key`.
@@ -292,7 +309,7 @@ impl Snapshot {
         self.heads
             .get(key)
             .map(|cell| cell.as_ref().map(|cell| &cell.head))
-            .ok_or_else(|| Stop::Missing(Box::new(Wants { heads: [key.clone()].into(), ..Wants::default() })))
+            .ok_or_else(|| Stop::Missing(Box::new(Wants { heads: one(key), ..Wants::default() })))
     }
 
     /// The events of `key` at `seqs`, those decided in this batch included.
@@ -400,9 +417,10 @@ impl Snapshot {
             created_at: at,
             updated_at: at,
         };
-        self.remember_writes(&key, None, &event, 0);
+        let mut cell = Cell { head, stored: None, dirty: true, variables: BTreeMap::new() };
+        remember_writes(&mut cell.variables, &event, 0);
         self.admissions.insert(key.clone(), Some(admission.clone()));
-        self.heads.insert(key.clone(), Some(Cell { head, stored: None, dirty: true }));
+        self.heads.insert(key.clone(), Some(cell));
         self.new_admissions.push(admission);
         self.appended.push(Appended { key, handle: None, seq: 0, at, event });
         Ok(())
@@ -435,8 +453,8 @@ impl Snapshot {
         head.updated_at = at;
         cell.dirty = true;
         let seq = head.seq;
-        let handle = cell.stored.map(|(handle, _, _)| handle);
-        self.remember_writes(key, handle, &event, seq);
+        let handle = cell.handle();
+        remember_writes(&mut cell.variables, &event, seq);
         self.appended.push(Appended { key: key.clone(), handle, seq, at, event });
         Ok(seq)
     }
@@ -452,13 +470,6 @@ impl Snapshot {
     pub(crate) fn remember_call(&mut self, call: Call) {
         self.calls.insert((call.namespace.clone(), call.id.clone()), Some(call.clone()));
         self.new_calls.push(call);
-    }
-
-    fn remember_writes(&mut self, key: &WorkflowKey, handle: Option<Handle>, event: &Event, seq: u64) {
-        for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
-            let new = NewValue { value: write.value.clone(), seq, handle };
-            self.scratchpad.insert((key.clone(), write.key.clone()), new);
-        }
     }
 
     // ---- saving: called by stores ----
@@ -481,11 +492,19 @@ impl Snapshot {
         &self.appended
     }
 
-    /// The heads to save, in key order.
+    /// What changed, in the order of the store's own rows; what this batch admits comes last.
+    fn changed(&self) -> impl Iterator<Item = &Cell> {
+        let mut changed: Vec<&Cell> = self.heads.values().flatten().filter(|cell| cell.dirty).collect();
+        let place = |cell: &Cell| cell.handle().unwrap_or(Handle::MAX);
+        changed.sort_unstable_by(|a, b| place(a).cmp(&place(b)).then_with(|| a.head.key.cmp(&b.head.key)));
+        changed.into_iter()
+    }
+
+    /// The heads to save, in the order of the store's rows.
     pub fn changed_heads(&self) -> impl Iterator<Item = ChangedHead<'_>> {
-        self.heads.values().flatten().filter(|cell| cell.dirty).map(|cell| ChangedHead {
+        self.changed().map(|cell| ChangedHead {
             head: &cell.head,
-            handle: cell.stored.map(|(handle, _, _)| handle),
+            handle: cell.handle(),
             change: match cell.stored {
                 None => HeadChange::Insert,
                 // A sleep and a backoff may end at the same instant: the same place, but another status.
@@ -497,14 +516,16 @@ impl Snapshot {
         })
     }
 
-    /// The scratchpad rows to save, in key order.
+    /// The scratchpad rows to save, in the order of the store's rows.
     pub fn changed_variables(&self) -> impl Iterator<Item = ChangedVariable<'_>> {
-        self.scratchpad.iter().map(|((workflow, key), new)| ChangedVariable {
-            workflow,
-            handle: new.handle,
-            key,
-            value: new.value.as_ref(),
-            seq: new.seq,
+        self.changed().flat_map(|cell| {
+            cell.variables.iter().map(|(key, new)| ChangedVariable {
+                workflow: &cell.head.key,
+                handle: cell.handle(),
+                key,
+                value: new.value.as_ref(),
+                seq: new.seq,
+            })
         })
     }
 
@@ -526,5 +547,11 @@ impl Snapshot {
         let ended = self.appended.iter().filter(|new| new.event.is_terminal());
         hints.ended = ended.map(|new| (new.key.clone(), new.event.clone())).collect();
         hints
+    }
+}
+
+fn remember_writes(variables: &mut BTreeMap<Key, NewValue>, event: &Event, seq: u64) {
+    for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
+        variables.insert(write.key.clone(), NewValue { value: write.value.clone(), seq });
     }
 }

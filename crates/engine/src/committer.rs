@@ -25,9 +25,14 @@ use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
 use steadfast_core::sweep::GiveBack;
 use steadfast_store::clock::Clock;
 use steadfast_store::{Identity, Saved, Store, StoreError, Writer};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::error::Error;
+
+/// Why the lanes' lock is never poisoned.
+const HELD: &str = "the lanes' lock is held for one push or take";
+/// Nothing to do for so long is a quiet time.
+const QUIET: Duration = Duration::from_millis(20);
 
 /// Bounds of a batch and of the queues before it.
 #[derive(Debug, Clone)]
@@ -56,6 +61,13 @@ struct Job {
     now: Option<i64>,
 }
 
+/// What a batch led to, on its way to those who wait for it.
+struct Delivery {
+    jobs: Vec<Job>,
+    outcomes: Vec<Outcome>,
+    hints: Hints,
+}
+
 #[derive(Default)]
 struct Lanes {
     finish: VecDeque<Job>,
@@ -63,8 +75,20 @@ struct Lanes {
     closed: bool,
 }
 
-/// Hears what a batch led to, on the committer's thread: must be short.
+/// Hears what a batch led to: must be short.
 pub(crate) type Listener = Box<dyn Fn(Hints) + Send + Sync>;
+
+/// Tells everybody what became of each batch. It is a task beside those it wakes, so that the committer's thread is
+/// back at work after one wake-up instead of hundreds.
+async fn deliver(listener: Listener, mut decided: mpsc::UnboundedReceiver<Delivery>) {
+    while let Some(Delivery { jobs, outcomes, hints }) = decided.recv().await {
+        for (job, outcome) in jobs.into_iter().zip(outcomes) {
+            // A caller that goes away withdraws nothing; the outcome stands.
+            let _ = job.reply.send(Ok(outcome));
+        }
+        listener(hints);
+    }
+}
 
 struct Shared {
     lanes: Mutex<Lanes>,
@@ -84,7 +108,7 @@ pub(crate) struct Committer {
 
 impl Shared {
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().expect("the lanes' lock is held for one push or take")
+        self.lanes.lock().expect(HELD)
     }
 }
 
@@ -105,13 +129,16 @@ impl Committer {
             bounds,
             well: AtomicBool::new(true),
         });
+        // No bound of its own: it holds what the lanes let through, a batch at a time.
+        let (decided, delivered) = mpsc::unbounded_channel();
+        tokio::spawn(deliver(listener, delivered));
         let runner = Runner {
             shared: shared.clone(),
             writer,
             identity: store.identity(),
             clock: store.clock(),
             deliveries_max,
-            listener,
+            decided,
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -204,7 +231,7 @@ impl Drop for Committer {
 
 /// How a batch ended.
 enum Ended {
-    Answered,
+    Decided(Delivery),
     /// Certainly nothing was written: the jobs are to be run one by one, or to be told.
     NotCommitted(Vec<Job>, Error),
     Unknown(Vec<Job>, StoreError),
@@ -216,7 +243,7 @@ struct Runner {
     identity: Identity,
     clock: Arc<dyn Clock>,
     deliveries_max: u32,
-    listener: Listener,
+    decided: mpsc::UnboundedSender<Delivery>,
 }
 
 impl Runner {
@@ -238,9 +265,13 @@ impl Runner {
                 return None;
             }
             if rested {
-                lanes = self.shared.arrived.wait(lanes).expect("the lanes' lock is held for one push or take");
-            } else {
-                // Nothing waits: the moment for housekeeping.
+                lanes = self.shared.arrived.wait(lanes).expect(HELD);
+                continue;
+            }
+            let waited;
+            (lanes, waited) = self.shared.arrived.wait_timeout(lanes, QUIET).expect(HELD);
+            if waited.timed_out() {
+                // Time for housekeeping. A queue that is empty for a moment is not: under load it often is.
                 drop(lanes);
                 self.writer.rest();
                 rested = true;
@@ -270,7 +301,7 @@ impl Runner {
 
     fn run_batch(&mut self, batch: Vec<Job>) {
         match self.attempt(batch) {
-            Ended::Answered => {}
+            Ended::Decided(delivery) => self.send(delivery),
             Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
                 metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
                 tell(jobs, &error);
@@ -279,7 +310,7 @@ impl Runner {
                 tracing::warn!(commands = jobs.len(), %error, "a batch was not committed; its commands are run one by one");
                 for job in jobs {
                     match self.attempt(vec![job]) {
-                        Ended::Answered => {}
+                        Ended::Decided(delivery) => self.send(delivery),
                         Ended::NotCommitted(jobs, error) => tell(jobs, &error),
                         Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
                     }
@@ -287,6 +318,11 @@ impl Runner {
             }
             Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
         }
+    }
+
+    fn send(&self, delivery: Delivery) {
+        // Without a runtime nobody waits any more either.
+        let _ = self.decided.send(delivery);
     }
 
     /// Loads, decides and saves one batch.
@@ -313,8 +349,7 @@ impl Runner {
         };
         if !snapshot.is_changed() {
             self.writer.abandon();
-            answer(jobs, outcomes);
-            return Ended::Answered;
+            return Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default() });
         }
         match self.writer.save(&snapshot) {
             Saved::Committed => {
@@ -322,10 +357,7 @@ impl Runner {
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
                 metrics::histogram!("steadfast_commit_seconds").record(started.elapsed().as_secs_f64());
-                let hints = snapshot.hints();
-                answer(jobs, outcomes);
-                (self.listener)(hints);
-                Ended::Answered
+                Ended::Decided(Delivery { jobs, outcomes, hints: snapshot.hints() })
             }
             Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
             Saved::Unknown(error) => Ended::Unknown(jobs, error),
@@ -394,25 +426,22 @@ impl Runner {
                 limit: 512,
                 deliveries_max: self.deliveries_max,
             });
-            let (reply, mut heard) = oneshot::channel();
-            match self.attempt(vec![Job { command, reply, now: None }]) {
-                Ended::Answered => {}
+            let (reply, _) = oneshot::channel();
+            let outcome = match self.attempt(vec![Job { command, reply, now: None }]) {
+                Ended::Decided(mut delivery) => {
+                    let outcome = delivery.outcomes.pop();
+                    self.send(delivery);
+                    outcome
+                }
                 // Their leases end them; later, but as surely.
                 Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),
                 Ended::Unknown(jobs, error) => return self.unknown(jobs, &error),
-            }
-            match heard.try_recv() {
-                Ok(Ok(Outcome::Sweep(report))) if report.more => after = report.after,
+            };
+            match outcome {
+                Some(Outcome::Sweep(report)) if report.more => after = report.after,
                 _ => return,
             }
         }
-    }
-}
-
-fn answer(jobs: Vec<Job>, outcomes: Vec<Outcome>) {
-    for (job, outcome) in jobs.into_iter().zip(outcomes) {
-        // A caller that goes away withdraws nothing; the outcome stands.
-        let _ = job.reply.send(Ok(outcome));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Engine: a store, its committer, and the loops that keep work moving.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -184,8 +184,17 @@ struct Hub {
     due: Notify,
     /// The earliest time the sweeper has been told of since it last looked.
     due_at: DueAt,
-    ended: Mutex<HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>>,
+    ends: Mutex<Ends>,
     ended_count: std::sync::atomic::AtomicU64,
+}
+
+/// Who waits for which workflow, and which of them cannot have ended yet.
+#[derive(Default)]
+struct Ends {
+    waiting: HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>,
+    /// In a slot of this process. A workflow leaves before its waiters are told of its end, so who asks to be told
+    /// and then finds it here need not look into the store.
+    running: HashSet<WorkflowKey>,
 }
 
 struct DueAt(AtomicI64);
@@ -208,20 +217,19 @@ impl Hub {
         }
         if !hints.ended.is_empty() {
             self.ended_count.fetch_add(hints.ended.len() as u64, Ordering::Relaxed);
-            let mut waiting = self.waiting();
-            if !waiting.is_empty() {
-                for (key, event) in hints.ended {
-                    for waiter in waiting.remove(&key).into_iter().flatten() {
-                        // A waiter that went away hears nothing.
-                        let _ = waiter.send(event.clone());
-                    }
+            let mut ends = self.ends();
+            for (key, event) in hints.ended {
+                ends.running.remove(&key);
+                for waiter in ends.waiting.remove(&key).into_iter().flatten() {
+                    // A waiter that went away hears nothing.
+                    let _ = waiter.send(event.clone());
                 }
             }
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -453,6 +461,16 @@ impl Inner {
         look: impl FnOnce(&dyn Reader) -> Result<T, steadfast_store::StoreError> + Send + 'static,
     ) -> Result<T, Error> {
         look_beside(&self.looks, &self.reader, look).await
+    }
+
+    /// A workflow takes a slot.
+    pub(crate) fn enters(&self, key: &WorkflowKey) {
+        self.hub.ends().running.insert(key.clone());
+    }
+
+    /// A workflow has left its slot.
+    pub(crate) fn leaves(&self, key: &WorkflowKey) {
+        self.hub.ends().running.remove(key);
     }
 
     /// Checks a request to start and fills in its definition's options.
@@ -789,10 +807,13 @@ impl Handle {
     /// [`Error::UnknownWorkflow`], or [`Error::Closed`] when the engine shuts down first.
     pub async fn end(&self) -> Result<End, Error> {
         let inner = self.engine.inner();
+        let mut first = true;
         loop {
             // Ask to be told before looking: an end between the two is then heard, not missed.
-            let mut waiter = Waiter::new(&inner.hub, &self.key);
-            if let Some(end) = self.engine.look_end(&self.key).await? {
+            let (mut waiter, runs) = Waiter::new(&inner.hub, &self.key);
+            if !(std::mem::take(&mut first) && runs)
+                && let Some(end) = self.engine.look_end(&self.key).await?
+            {
                 return Ok(end);
             }
             tokio::select! {
@@ -820,21 +841,24 @@ struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    fn new(hub: &'a Hub, key: &'a WorkflowKey) -> Self {
+    /// Asks to be told, and says whether the workflow runs here.
+    fn new(hub: &'a Hub, key: &'a WorkflowKey) -> (Self, bool) {
         let (tell, told) = oneshot::channel();
-        hub.waiting().entry(key.clone()).or_default().push(tell);
-        Self { hub, key, told }
+        let mut ends = hub.ends();
+        ends.waiting.entry(key.clone()).or_default().push(tell);
+        let runs = ends.running.contains(key);
+        (Self { hub, key, told }, runs)
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.told.close();
-        let mut waiting = self.hub.waiting();
-        if let Some(waiters) = waiting.get_mut(self.key) {
+        let mut ends = self.hub.ends();
+        if let Some(waiters) = ends.waiting.get_mut(self.key) {
             waiters.retain(|waiter| !waiter.is_closed());
             if waiters.is_empty() {
-                waiting.remove(self.key);
+                ends.waiting.remove(self.key);
             }
         }
     }

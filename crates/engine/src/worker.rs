@@ -101,9 +101,12 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
 /// Sets a claimed workflow going in a slot.
 pub(crate) fn spawn(engine: &Arc<Inner>, granted: Granted, seen: Seen, permit: OwnedSemaphorePermit) {
     let engine = engine.clone();
+    let key = granted.held.key.clone();
+    engine.enters(&key);
     tokio::spawn(async move {
         let slot = engine.take_slot();
         run(&engine, granted, seen, &slot).await;
+        engine.leaves(&key);
         *slot.running() = None;
         engine.return_slot(slot);
         drop(permit);

@@ -106,6 +106,27 @@ fn every_hot_statement_uses_its_index() {
     assert_eq!(taken, ways.map(|(name, way)| (name, way.to_owned())));
 }
 
+/// A statement that makes a table for itself costs several times its row: a check or an index condition with a list
+/// of more than two does that at every change.
+#[test]
+fn no_hot_statement_makes_a_table_of_its_own() {
+    let folder = folder();
+    let path = folder.path().join("a.db");
+    drop(open(&path).expect("it opens"));
+    let connection = raw(&path);
+    for (name, text) in sqlite::hot_statements() {
+        let mut statement = connection.prepare(&format!("explain {text}")).expect("it is sound");
+        for parameter in 1..=statement.parameter_count() {
+            statement.raw_bind_parameter(parameter, 1).expect("a parameter");
+        }
+        let mut rows = statement.raw_query();
+        while let Some(row) = rows.next().expect("a program") {
+            let operation: String = row.get(1).expect("an operation");
+            assert!(!operation.contains("Ephemeral"), "{name}");
+        }
+    }
+}
+
 /// An update of a head that keeps its place touches no index: the other one names the indexed columns, it does not.
 #[test]
 fn a_head_in_place_names_no_indexed_column() {

@@ -59,8 +59,7 @@ create table heads (
     created_at integer not null,
     updated_at integer not null,
     seq integer not null,
-    status text not null check (status in
-        ('ready', 'sleeping', 'running', 'backoff', 'completed', 'failed', 'cancelled')),
+    status text not null,
     code text,                                          -- why it failed
     step text,
     visit integer,
@@ -80,10 +79,13 @@ create table heads (
     step_deadline integer,
     progress text,
     primary key (namespace, workflow),
-    check ((status in ('completed', 'failed', 'cancelled')) = (step is null)),
+    -- No lists longer than two: SQLite would build one anew at every update.
+    check (status = 'ready' or status = 'sleeping' or status = 'running' or status = 'backoff'
+        or status = 'completed' or status = 'failed' or status = 'cancelled'),
+    check ((status = 'completed' or status = 'failed' or status = 'cancelled') = (step is null)),
     check ((step is null) = (visit is null) and (step is null) = (attempt is null) and (step is null) = (delivery is null)),
     check ((status = 'ready') = (rank is not null)),
-    check ((status in ('sleeping', 'backoff', 'running')) = (due is not null)),
+    check ((status = 'sleeping' or status = 'backoff' or status = 'running') = (due is not null)),
     check ((due is null) = (wake is null)),
     check ((status = 'running') = (token is not null)),
     check ((status = 'failed') = (code is not null))

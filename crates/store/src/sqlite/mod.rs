@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::UNIX_EPOCH;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use steadfast_core::fingerprint::FingerprintKey;
 
@@ -230,6 +231,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(sqlite("open the store"))?;
     connection.set_prepared_statement_cache_capacity(64);
+    configure(&connection)?;
     connection
         .execute_batch(
             "pragma busy_timeout = 5000;
@@ -247,6 +249,24 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         return Err(StoreError::Foreign { path: path.to_path_buf(), problem });
     }
     Ok(connection)
+}
+
+/// What is the same for connections that write and that read.
+fn configure(connection: &Connection) -> Result<(), StoreError> {
+    for (setting, on) in [
+        // A statement keeps the plan it was prepared with. Otherwise SQLite looks at the values bound to a range or a
+        // limit, and plans such a statement anew for each.
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true),
+        // No statement can damage the file's own tables, and a misspelt name is an error and not a text.
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+        (DbConfig::SQLITE_DBCONFIG_DQS_DML, false),
+        (DbConfig::SQLITE_DBCONFIG_DQS_DDL, false),
+    ] {
+        connection
+            .set_db_config(setting, on)
+            .map_err(|source| StoreError::Sqlite { doing: "set up the store's connection", source })?;
+    }
+    Ok(())
 }
 
 /// A connection that writes durably and counts what it does, where somebody wants to know.
