@@ -12,6 +12,7 @@
 //! # Loaded never overwrites decided
 //! A row that is loaded a second time (a ready row that is also named by a completion) keeps what the snapshot
 //! has: it is as new or newer.
+#![expect(clippy::disallowed_types, reason = "hashed without a random seed, and put in order wherever order shows")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};

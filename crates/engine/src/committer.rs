@@ -1,13 +1,14 @@
 //! Committer: the one road of every change.
 //!
 //! One thread owns the store's writer. It takes every command that waits, up to a bound, loads the rows they name,
-//! decides each in order, saves the difference and commits once; only then does each caller hear its own outcome.
-//! It never waits for a timer to fill a batch: while one commit is on its way to the disk the next batch gathers.
+//! decides each in order, saves the difference and commits once. Each caller hears its own outcome when that is
+//! durable, see [`delivery`](crate::delivery). It never waits for a timer to fill a batch: while one is written the next
+//! one gathers.
 //!
 //! # Failures
 //! A save that certainly did not happen is retried command by command, so that one bad row cannot take the others
-//! down. After a commit of unknown outcome nothing is run again: the callers hear *unknown*, the store recovers,
-//! and a repeated command learns the truth from its id or token.
+//! down. After a commit or a sync of unknown outcome nothing is run again: the callers hear *unknown*, the store
+//! recovers, and a repeated command learns the truth from its id or token.
 //!
 //! # Two lanes
 //! What finishes work has a lane that what begins work can never fill. A full finishing lane makes callers wait; a
@@ -25,8 +26,9 @@ use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
 use steadfast_core::sweep::GiveBack;
 use steadfast_store::clock::Clock;
 use steadfast_store::{Identity, Saved, Store, StoreError, Writer};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
+use crate::delivery::{Delivery, Syncer};
 use crate::error::Error;
 
 /// Why the lanes' lock is never poisoned.
@@ -54,18 +56,11 @@ impl Default for Bounds {
 }
 
 /// A command on its way, and who waits for its outcome.
-struct Job {
+pub(crate) struct Job {
     command: Command,
-    reply: oneshot::Sender<Result<Outcome, Error>>,
+    pub(crate) reply: oneshot::Sender<Result<Outcome, Error>>,
     /// Fixed at the first decision.
     now: Option<i64>,
-}
-
-/// What a batch led to, on its way to those who wait for it.
-struct Delivery {
-    jobs: Vec<Job>,
-    outcomes: Vec<Outcome>,
-    hints: Hints,
 }
 
 #[derive(Default)]
@@ -73,22 +68,13 @@ struct Lanes {
     finish: VecDeque<Job>,
     begin: VecDeque<Job>,
     closed: bool,
+    /// Something other than a command is to be looked at.
+    woken: bool,
 }
 
-/// Hears what a batch led to: must be short.
-pub(crate) type Listener = Box<dyn Fn(Hints) + Send + Sync>;
-
-/// Tells everybody what became of each batch. It is a task beside those it wakes, so that the committer's thread is
-/// back at work after one wake-up instead of hundreds.
-async fn deliver(listener: Listener, mut decided: mpsc::UnboundedReceiver<Delivery>) {
-    while let Some(Delivery { jobs, outcomes, hints }) = decided.recv().await {
-        for (job, outcome) in jobs.into_iter().zip(outcomes) {
-            // A caller that goes away withdraws nothing; the outcome stands.
-            let _ = job.reply.send(Ok(outcome));
-        }
-        listener(hints);
-    }
-}
+/// Hears what a batch led to: must be short. `None` says that hints were lost with a batch of unknown outcome, so that
+/// whoever waits for any had better look.
+pub(crate) type Listener = Box<dyn Fn(Option<Hints>) + Send + Sync>;
 
 struct Shared {
     lanes: Mutex<Lanes>,
@@ -110,6 +96,12 @@ impl Shared {
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().expect(HELD)
     }
+
+    /// Lets the committer's thread look around.
+    fn wake(&self) {
+        self.lanes().woken = true;
+        self.arrived.notify_all();
+    }
 }
 
 impl Committer {
@@ -129,16 +121,15 @@ impl Committer {
             bounds,
             well: AtomicBool::new(true),
         });
-        // No bound of its own: it holds what the lanes let through, a batch at a time.
-        let (decided, delivered) = mpsc::unbounded_channel();
-        tokio::spawn(deliver(listener, delivered));
+        let woken = shared.clone();
+        let syncer = Syncer::start(writer.disk(), listener, move || woken.wake())?;
         let runner = Runner {
             shared: shared.clone(),
             writer,
             identity: store.identity(),
             clock: store.clock(),
             deliveries_max,
-            decided,
+            syncer,
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -243,22 +234,35 @@ struct Runner {
     identity: Identity,
     clock: Arc<dyn Clock>,
     deliveries_max: u32,
-    decided: mpsc::UnboundedSender<Delivery>,
+    syncer: Syncer,
 }
 
 impl Runner {
     fn run(mut self) {
         while let Some(batch) = self.take() {
-            self.run_batch(batch);
+            if !batch.is_empty() {
+                self.syncer.wait_for_room();
+                self.run_batch(batch);
+            }
+            self.look_after_syncs();
         }
+        self.syncer.wait_until_clear();
+        self.look_after_syncs();
     }
 
-    /// Waits for commands and takes as many as a batch holds; `None` when closed and empty.
+    /// True when a sync had failed; the store is well again then.
+    fn look_after_syncs(&mut self) -> bool {
+        let failed = self.syncer.take_failed();
+        failed.map(|(jobs, error)| self.unknown(jobs, &error)).is_some()
+    }
+
+    /// Waits for commands and takes as many as a batch holds, none when there is something else to look at; `None`
+    /// when closed and empty.
     fn take(&mut self) -> Option<Vec<Job>> {
         let mut rested = false;
         let mut lanes = self.shared.lanes();
         loop {
-            if !lanes.finish.is_empty() || !lanes.begin.is_empty() {
+            if std::mem::take(&mut lanes.woken) || !lanes.finish.is_empty() || !lanes.begin.is_empty() {
                 break;
             }
             if lanes.closed {
@@ -299,30 +303,33 @@ impl Runner {
         Some(batch)
     }
 
-    fn run_batch(&mut self, batch: Vec<Job>) {
-        match self.attempt(batch) {
-            Ended::Decided(delivery) => self.send(delivery),
-            Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
-                metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
-                tell(jobs, &error);
-            }
-            Ended::NotCommitted(jobs, error) => {
-                tracing::warn!(commands = jobs.len(), %error, "a batch was not committed; its commands are run one by one");
-                for job in jobs {
-                    match self.attempt(vec![job]) {
-                        Ended::Decided(delivery) => self.send(delivery),
-                        Ended::NotCommitted(jobs, error) => tell(jobs, &error),
-                        Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
-                    }
+    fn run_batch(&mut self, mut batch: Vec<Job>) {
+        loop {
+            match self.attempt(batch) {
+                Ended::Decided(delivery) => return self.settle(delivery),
+                Ended::Unknown(jobs, error) => return self.unknown(jobs, &error),
+                // Refused because an earlier batch has just failed on its way to the disk: not these commands' fault.
+                Ended::NotCommitted(jobs, _) if self.look_after_syncs() => batch = jobs,
+                Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
+                    metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
+                    return tell(jobs, &error);
+                }
+                Ended::NotCommitted(jobs, error) => {
+                    tracing::warn!(commands = jobs.len(), %error, "a batch was not committed; its commands are run one by one");
+                    return jobs.into_iter().for_each(|job| self.run_batch(vec![job]));
                 }
             }
-            Ended::Unknown(jobs, error) => self.unknown(jobs, &error),
         }
     }
 
-    fn send(&self, delivery: Delivery) {
-        // Without a runtime nobody waits any more either.
-        let _ = self.decided.send(delivery);
+    fn settle(&mut self, delivery: Delivery) {
+        let more = {
+            let lanes = self.shared.lanes();
+            !lanes.finish.is_empty() || !lanes.begin.is_empty()
+        };
+        if let Err((jobs, error)) = self.syncer.settle(delivery, more) {
+            self.unknown(jobs, &error);
+        }
     }
 
     /// Loads, decides and saves one batch.
@@ -349,15 +356,15 @@ impl Runner {
         };
         if !snapshot.is_changed() {
             self.writer.abandon();
-            return Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default() });
+            return Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default(), written: false });
         }
         match self.writer.save(&snapshot) {
-            Saved::Committed => {
+            Saved::Written => {
                 metrics::counter!("steadfast_commits_total").increment(1);
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
                 metrics::histogram!("steadfast_commit_seconds").record(started.elapsed().as_secs_f64());
-                Ended::Decided(Delivery { jobs, outcomes, hints: snapshot.hints() })
+                Ended::Decided(Delivery { jobs, outcomes, hints: snapshot.hints(), written: true })
             }
             Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
             Saved::Unknown(error) => Ended::Unknown(jobs, error),
@@ -381,7 +388,12 @@ impl Runner {
     }
 
     /// Tells everybody that the outcome is unknown, and makes the store well before the next batch.
-    fn unknown(&mut self, jobs: Vec<Job>, error: &StoreError) {
+    fn unknown(&mut self, mut jobs: Vec<Job>, error: &StoreError) {
+        // Nothing may be on its way to the disk while the store recovers; what fails on it has the same fate.
+        self.syncer.wait_until_clear();
+        if let Some((more, _)) = self.syncer.take_failed() {
+            jobs.extend(more);
+        }
         tracing::error!(commands = jobs.len(), %error, "the outcome of a commit is unknown; the store recovers");
         metrics::counter!("steadfast_commits_unknown_total").increment(1);
         self.shared.well.store(false, Ordering::Relaxed);
@@ -410,6 +422,7 @@ impl Runner {
         }
         self.shared.well.store(true, Ordering::Relaxed);
         tracing::info!("the store is well again");
+        self.syncer.hints_were_lost();
         if !orphaned.is_empty() {
             self.give_back(orphaned);
         }
@@ -428,10 +441,12 @@ impl Runner {
             });
             let (reply, _) = oneshot::channel();
             let outcome = match self.attempt(vec![Job { command, reply, now: None }]) {
-                Ended::Decided(mut delivery) => {
-                    let outcome = delivery.outcomes.pop();
-                    self.send(delivery);
-                    outcome
+                Ended::Decided(delivery) => {
+                    let outcome = delivery.outcomes.first().cloned();
+                    match self.syncer.settle(delivery, false) {
+                        Ok(()) => outcome,
+                        Err((jobs, error)) => return self.unknown(jobs, &error),
+                    }
                 }
                 // Their leases end them; later, but as surely.
                 Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),

@@ -37,6 +37,8 @@ use crate::worker::{self, Slot};
 
 /// How long a loop waits for a hint before it looks by itself.
 const POLL: Duration = Duration::from_secs(1);
+/// The longest that a loop rests after errors in a row.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How often somebody who waits for an end looks by themselves; the end is told as it happens.
 const POLL_END: Duration = Duration::from_secs(5);
 /// Looks at the store that run at the same time: what its reading connections can serve.
@@ -206,7 +208,14 @@ impl Default for DueAt {
 }
 
 impl Hub {
-    fn hear(&self, hints: Hints) {
+    fn hear(&self, hints: Option<Hints>) {
+        let Some(hints) = hints else {
+            self.ready.notify_one();
+            self.due.notify_one();
+            // Waiters that hear nothing more look for themselves.
+            self.ends().waiting.clear();
+            return;
+        };
         if hints.ready {
             self.ready.notify_one();
         }
@@ -563,13 +572,13 @@ where
                         tracing::warn!(r#loop = name, %error, "a loop goes on after an error");
                     }
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
+                    pause = (pause * 2).min(PAUSE_MAX);
                 }
                 Err(error) => {
                     metrics::counter!("steadfast_loop_panics_total", "loop" => name).increment(1);
                     tracing::error!(r#loop = name, %error, "a loop is started again after a panic");
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
+                    pause = (pause * 2).min(PAUSE_MAX);
                 }
             }
         }

@@ -37,6 +37,7 @@ mod error;
 mod committer;
 mod context;
 mod definition;
+mod delivery;
 mod engine;
 pub mod testkit;
 mod worker;

@@ -58,7 +58,7 @@ pub enum Applied {
 }
 
 /// Takes one batch down the road of every change, as a committer does: load what the commands want, decide each in
-/// order, save the difference.
+/// order, save the difference, make it durable.
 ///
 /// # Panics
 /// If a rule writes an event where none may stand.
@@ -78,7 +78,10 @@ pub fn apply(writer: &mut dyn Writer, moment: &Moment, commands: &[Command]) -> 
         return Applied::Unchanged(outcomes);
     }
     match writer.save(&snapshot) {
-        Saved::Committed => Applied::Committed(outcomes),
+        Saved::Written => match writer.disk().sync() {
+            Ok(()) => Applied::Committed(outcomes),
+            Err(error) => Applied::Unknown(error),
+        },
         Saved::NotCommitted(error) => Applied::NotCommitted(error),
         Saved::Unknown(error) => Applied::Unknown(error),
     }
@@ -242,6 +245,7 @@ scenarios! { ($)
         a_failed_load_leaves_no_trace
         a_failed_save_leaves_no_trace
         a_start_of_unknown_outcome
+        a_failed_sync_is_unknown
         a_commit_of_unknown_outcome
         a_claim_of_unknown_outcome
         one_writer_at_a_time

@@ -54,8 +54,13 @@ pub trait Writer: Send {
     /// [`StoreError`]; the transaction is then still to be abandoned.
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError>;
 
-    /// Writes the snapshot's difference and commits.
+    /// Writes the snapshot's difference and commits. It is durable once [`Disk::sync`] has returned after it, and no
+    /// reader of the store shows it before.
     fn save(&mut self, snapshot: &Snapshot) -> Saved;
+
+    /// What makes saves durable. Apart from the writer, so that one batch can be written while the one before it is
+    /// on its way to the disk.
+    fn disk(&self) -> Arc<dyn Disk>;
 
     /// Ends the transaction without a trace.
     fn abandon(&mut self);
@@ -63,19 +68,29 @@ pub trait Writer: Send {
     /// Called when nothing waits: housekeeping such as checkpoints, in short pieces.
     fn rest(&mut self) {}
 
-    /// Called after [`Saved::Unknown`] until it succeeds: makes sure that what the store shows from now on is
-    /// durable. Nothing is loaded or saved before.
+    /// Called after [`Saved::Unknown`] or a failed [`Disk::sync`] until it succeeds: makes sure that what the store
+    /// shows from now on is durable. Nothing is loaded or saved before.
     ///
     /// # Errors
     /// [`StoreError`] when the database is still not well; it is tried again.
     fn recover(&mut self) -> Result<(), StoreError>;
 }
 
+/// The way to the disk.
+pub trait Disk: Send + Sync {
+    /// Makes everything durable that was saved before the call. Blocks.
+    ///
+    /// # Errors
+    /// [`StoreError`]; what was saved since the last success may be durable or not, and only a look after
+    /// [`Writer::recover`] tells.
+    fn sync(&self) -> Result<(), StoreError>;
+}
+
 /// What became of a save. A failed commit is not a failure: it may have succeeded.
 #[derive(Debug)]
 pub enum Saved {
-    /// Durable.
-    Committed,
+    /// Whole and in its place. Nobody may hear of it before [`Disk::sync`] has returned.
+    Written,
     /// Certainly without a trace.
     NotCommitted(StoreError),
     /// It may be there or not; only a look after [`Writer::recover`] tells.
@@ -168,7 +183,8 @@ impl Verified {
     }
 }
 
-/// Short looks beside the writer. All calls block; none holds a read transaction longer than it answers.
+/// Short looks beside the writer. All calls block; none holds a read transaction longer than it answers, and none
+/// answers what is not durable.
 pub trait Reader: Send + Sync {
     /// The current state of a workflow.
     ///

@@ -1,17 +1,17 @@
 //! Faults: any store, made to fail where a test says.
 //!
-//! The four places where a batch can break, each with the outcome a real database has there: a load that fails, a
-//! commit that certainly did not happen, and the two halves of an unknown one: it happened and the answer was lost,
-//! or it did not.
+//! The places where a batch can break, each with the outcome a real database has there: a load that fails, a commit
+//! that certainly did not happen, the two halves of an unknown one (it happened and the answer was lost, or it did
+//! not), and a sync that fails after the commit. A sync can also be held, to see what happens meanwhile.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use steadfast_core::snapshot::{Snapshot, Wants};
 
 use crate::clock::Clock;
-use crate::contract::{Identity, Reader, Saved, Store, StoreError, Writer};
+use crate::contract::{Disk, Identity, Reader, Saved, Store, StoreError, Writer};
 
 /// What to do at the next save (or load) instead of the plain thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,18 +26,51 @@ pub enum Fault {
     UnknownWritten,
     /// The commit does not happen and nobody can tell.
     UnknownNotWritten,
+    /// What was saved cannot be made durable.
+    Sync,
+}
+
+impl Fault {
+    fn meets_a_save(self) -> bool {
+        !matches!(self, Self::Load | Self::Sync)
+    }
 }
 
 /// The faults still to come, in order; an empty plan injects nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     next: Arc<Mutex<VecDeque<Fault>>>,
+    /// How many syncs may still begin; `None` when none is held.
+    held: Arc<(Mutex<Option<usize>>, Condvar)>,
 }
 
 impl Plan {
     /// Adds faults for the following saves.
     pub fn add(&self, faults: impl IntoIterator<Item = Fault>) {
         self.next.lock().expect("plans hold their lock for one change").extend(faults);
+    }
+
+    /// Lets so many syncs begin and holds the others until [`Plan::release_syncs`].
+    pub fn hold_syncs_after(&self, n: usize) {
+        *self.held.0.lock().expect("held for one change") = Some(n);
+        self.held.1.notify_all();
+    }
+
+    /// Lets them go on.
+    pub fn release_syncs(&self) {
+        *self.held.0.lock().expect("held for one change") = None;
+        self.held.1.notify_all();
+    }
+
+    fn sync(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let held = self.held.0.lock().expect("held for one change");
+        let mut held = self.held.1.wait_while(held, |held| *held == Some(0)).expect("held for one change");
+        *held = held.map(|left| left - 1);
+        drop(held);
+        match self.take(|fault| fault == Fault::Sync) {
+            Some(_) => Err(StoreError::Injected("sync")),
+            None => disk.sync(),
+        }
     }
 
     /// How many are left.
@@ -99,6 +132,17 @@ impl fmt::Debug for FaultyWriter {
     }
 }
 
+struct FaultyDisk {
+    inner: Arc<dyn Disk>,
+    plan: Plan,
+}
+
+impl Disk for FaultyDisk {
+    fn sync(&self) -> Result<(), StoreError> {
+        self.plan.sync(&*self.inner)
+    }
+}
+
 impl Writer for FaultyWriter {
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
         if self.plan.take(|fault| fault == Fault::Load).is_some() {
@@ -108,14 +152,14 @@ impl Writer for FaultyWriter {
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
-        match self.plan.take(|fault| fault != Fault::Load) {
-            None | Some(Fault::Pass | Fault::Load) => self.inner.save(snapshot),
+        match self.plan.take(Fault::meets_a_save) {
+            None | Some(Fault::Pass | Fault::Load | Fault::Sync) => self.inner.save(snapshot),
             Some(Fault::NotCommitted) => {
                 self.inner.abandon();
                 Saved::NotCommitted(StoreError::Injected("save"))
             }
             Some(Fault::UnknownWritten) => match self.inner.save(snapshot) {
-                Saved::Committed => Saved::Unknown(StoreError::Injected("commit answer lost")),
+                Saved::Written => Saved::Unknown(StoreError::Injected("commit answer lost")),
                 other => other,
             },
             Some(Fault::UnknownNotWritten) => {
@@ -123,6 +167,10 @@ impl Writer for FaultyWriter {
                 Saved::Unknown(StoreError::Injected("commit"))
             }
         }
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(FaultyDisk { inner: self.inner.disk(), plan: self.plan.clone() })
     }
 
     fn abandon(&mut self) {

@@ -13,5 +13,5 @@ pub mod sqlite;
 pub mod conformance;
 
 pub use contract::{
-    Cursor, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
+    Cursor, Disk, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
 };

@@ -18,7 +18,7 @@ use steadfast_core::verify::{Fault, Rebuilt};
 
 use crate::clock::Clock;
 use crate::contract::{
-    Cursor, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
+    Cursor, Disk, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
 };
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
@@ -184,6 +184,15 @@ impl Tables {
     }
 }
 
+/// Nothing is durable, so nothing is to be waited for.
+struct NoDisk;
+
+impl Disk for NoDisk {
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
 impl Writer for MemoryWriter {
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
         let tables = self.store.tables();
@@ -271,7 +280,11 @@ impl Writer for MemoryWriter {
             tables.calls.retain(|_, old| old.at >= call.at - CALL_AGE_MS);
             tables.calls.insert((call.namespace.clone(), call.id.clone()), call.clone());
         }
-        Saved::Committed
+        Saved::Written
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(NoDisk)
     }
 
     fn abandon(&mut self) {}

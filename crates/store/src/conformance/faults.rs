@@ -54,6 +54,21 @@ pub(super) fn a_start_of_unknown_outcome(diary: &mut Diary) {
     );
 }
 
+pub(super) fn a_failed_sync_is_unknown(diary: &mut Diary) {
+    diary.tell(
+        "
+        fault sync
+        start w1 claim=a              unknown
+        at 1s
+        again                         replay of 0s
+        give_back orphaned            1 given back
+        fault sync
+        cancel w1                     unknown
+        again                         already cancelled
+        ",
+    );
+}
+
 pub(super) fn a_commit_of_unknown_outcome(diary: &mut Diary) {
     diary.tell(
         "

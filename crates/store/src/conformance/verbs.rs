@@ -195,20 +195,21 @@ const VERBS: &[Verb] = &[
     },
     Verb {
         word: "fault",
-        form: "fault (load | not_committed | unknown_written | unknown_not_written | pass): at the next batch",
+        form: "fault (load | not_committed | unknown_written | unknown_not_written | sync | pass): at the next batch",
         does: Does::Deed(|diary, words| {
             diary.plan().add([match words.plain(0) {
                 "load" => Fault::Load,
                 "not_committed" => Fault::NotCommitted,
                 "unknown_written" => Fault::UnknownWritten,
                 "unknown_not_written" => Fault::UnknownNotWritten,
+                "sync" => Fault::Sync,
                 "pass" => Fault::Pass,
                 other => panic!("no fault is called {other}"),
             }]);
             String::new()
         }),
         invent: Some((6, |dice| {
-            format!("fault {}", dice.of(&["load", "not_committed", "unknown_written", "unknown_not_written"]))
+            format!("fault {}", dice.of(&["load", "not_committed", "unknown_written", "unknown_not_written", "sync"]))
         })),
     },
     Verb {

@@ -1,7 +1,7 @@
 //! A store in one SQLite file.
 //!
 //! One process owns the file (a lock that the system releases when the process ends, however it ends). One
-//! connection writes, in WAL mode with `synchronous = FULL`: a commit that was answered is on the disk. Readers
+//! connection writes, in WAL mode, and nobody hears of a commit before its log is synced (see `durable`). Readers
 //! have connections of their own and see the last commit.
 //!
 //! # After a commit that failed
@@ -10,6 +10,7 @@
 //! reads from then on is durable ([`Writer::recover`]).
 
 mod backup;
+mod durable;
 pub mod limit;
 mod migrate;
 mod reader;
@@ -33,6 +34,7 @@ pub use reader::SqliteReader;
 #[doc(hidden)]
 pub use writer::hot_statements;
 
+use self::durable::Durable;
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Identity, Reader, Store, StoreError, Writer};
 
@@ -56,6 +58,7 @@ struct Shared {
     clock: Arc<dyn Clock>,
     identity: Identity,
     reader: Arc<SqliteReader>,
+    durable: Arc<Durable>,
     /// The connection that `open` used; the writer takes it over.
     first: Mutex<Option<Connection>>,
     writer_taken: AtomicBool,
@@ -127,13 +130,15 @@ impl SqliteStore {
         if let Some(last) = last {
             clock.at_least(last);
         }
-        let reader = Arc::new(SqliteReader::beside(path.clone()));
+        let durable = Arc::new(Durable::of(&path));
+        let reader = Arc::new(SqliteReader::beside(path.clone(), Some(durable.clone())));
         Ok(Self {
             shared: Arc::new(Shared {
                 path,
                 clock,
                 identity,
                 reader,
+                durable,
                 first: Mutex::new(Some(connection)),
                 writer_taken: AtomicBool::new(false),
                 work,
@@ -225,7 +230,8 @@ fn own(path: &Path) -> Result<File, StoreError> {
     Ok(lock)
 }
 
-/// A connection that writes durably.
+/// A connection that writes, each commit durable by itself: migrations and the change of owner go through it. The
+/// writer leaves the sync to [`durable`].
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let sqlite = |doing| move |source| StoreError::Sqlite { doing, source };
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -269,7 +275,7 @@ fn configure(connection: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// A connection that writes durably and counts what it does, where somebody wants to know.
+/// A connection that writes and counts what it does, where somebody wants to know.
 fn connect_counted(path: &Path, work: Option<&Arc<AtomicU64>>) -> Result<Connection, StoreError> {
     let mut connection = connect(path)?;
     if let Some(work) = work.cloned() {

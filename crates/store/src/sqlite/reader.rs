@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
@@ -14,6 +14,7 @@ use steadfast_core::state::Status;
 use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
 use steadfast_core::verify::{Fault, Rebuilt};
 
+use super::durable::Durable;
 use super::rows::{self, HEAD_COLUMNS};
 use super::{migrate, none_if_empty};
 use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, Variable, Verified};
@@ -30,6 +31,8 @@ pub struct SqliteReader {
     path: PathBuf,
     pool: Mutex<Pool>,
     changed: Condvar,
+    /// Of the owner in this process, if it is here.
+    durable: Option<Arc<Durable>>,
 }
 
 #[derive(Default)]
@@ -60,7 +63,7 @@ impl SqliteReader {
             let problem = "there is no such file; give the path of a store".to_owned();
             return Err(StoreError::Foreign { path, problem });
         }
-        let reader = Self::beside(path.clone());
+        let reader = Self::beside(path.clone(), None);
         reader.with(|connection| {
             let pragma = |name: &str| {
                 connection
@@ -77,8 +80,8 @@ impl SqliteReader {
         Ok(reader)
     }
 
-    pub(super) fn beside(path: PathBuf) -> Self {
-        Self { path, pool: Mutex::default(), changed: Condvar::new() }
+    pub(super) fn beside(path: PathBuf, durable: Option<Arc<Durable>>) -> Self {
+        Self { path, pool: Mutex::default(), changed: Condvar::new(), durable }
     }
 
     /// Closes every connection and lets nobody read until [`Self::reopen`].
@@ -105,7 +108,7 @@ impl SqliteReader {
         self.changed.notify_all();
     }
 
-    /// Runs one look with a connection of the pool.
+    /// Runs one look with a connection of the pool. What it saw is durable when it is answered.
     pub(super) fn with<T>(&self, look: impl FnOnce(&Connection) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let mut pool = self.pool.lock().expect("the pool's lock is held for one change");
         while pool.closed || (pool.idle.is_empty() && pool.out >= CONNECTIONS_MAX) {
@@ -127,6 +130,10 @@ impl SqliteReader {
         let answer = look(&connection);
         let mut returned = returned;
         returned.connection = Some(connection);
+        drop(returned);
+        if let Some(durable) = &self.durable {
+            durable.wait()?;
+        }
         answer
     }
 

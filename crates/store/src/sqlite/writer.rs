@@ -16,7 +16,7 @@ use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 
 use super::rows::{self, HEAD_COLUMNS, stored_options, wake_number};
 use super::{Shared, connect_counted};
-use crate::contract::{Saved, StoreError, Writer};
+use crate::contract::{Disk, Saved, StoreError, Writer};
 
 /// Pages in the write-ahead log from which a quiet moment is used for a checkpoint: 4 MiB.
 const CHECKPOINT_QUIET_PAGES: u32 = 1_000;
@@ -193,6 +193,10 @@ impl SqliteWriter {
                 |row| row.get(0),
             )
             .map_err(sqlite("read the last workflow number"))?;
+        connection
+            .execute_batch("pragma synchronous = normal")
+            .map_err(sqlite("leave the sync of the log to its own thread"))?;
+        self.shared.durable.begin()?;
         self.known.clear();
         self.in_transaction = false;
         self.connection = Some(connection);
@@ -599,6 +603,9 @@ fn signed(n: u64) -> i64 {
 
 impl Writer for SqliteWriter {
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
+        if self.shared.durable.has_failed() {
+            return Err(StoreError::Recovering);
+        }
         self.begin()?;
         for key in &wants.admissions {
             if !snapshot.has_admission(key) {
@@ -657,6 +664,7 @@ impl Writer for SqliteWriter {
                 return Saved::NotCommitted(error);
             }
         };
+        self.shared.durable.writes();
         let committed = self.statement("commit").and_then(|mut commit| commit.execute([]).map_err(sqlite("commit")));
         match committed {
             Ok(_) => {
@@ -675,7 +683,7 @@ impl Writer for SqliteWriter {
                 {
                     tracing::warn!(%error, "a checkpoint failed; it is tried again");
                 }
-                Saved::Committed
+                Saved::Written
             }
             Err(error) => {
                 // Whether the frames are in the log is not known here, and the pages this connection holds may not
@@ -687,6 +695,10 @@ impl Writer for SqliteWriter {
                 Saved::Unknown(error)
             }
         }
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.shared.durable.clone()
     }
 
     fn abandon(&mut self) {
@@ -710,6 +722,8 @@ impl Writer for SqliteWriter {
 
     fn recover(&mut self) -> Result<(), StoreError> {
         self.connection = None;
+        self.known.clear();
+        self.in_transaction = false;
         self.shared.reader.close();
         let connection = connect_counted(&self.shared.path, self.shared.work.as_ref())?;
         let busy: i64 = connection
@@ -730,12 +744,14 @@ impl Drop for SqliteWriter {
         self.abandon();
         // What was committed moves from the log into the file, so that the file alone is the whole store while nobody
         // owns it. SQLite does so when its last connection closes, but that may be a reader's, which may not write.
-        if let Some(connection) = &self.connection
-            && let Err(error) =
-                connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(())).map_err(sqlite("checkpoint"))
-        {
-            tracing::warn!(%error, "the last checkpoint failed; the write-ahead log keeps what it holds");
-        }
+        let checkpointed = self.connection.as_ref().is_some_and(|connection| {
+            let checkpoint = connection.query_row("pragma wal_checkpoint(truncate)", [], |row| row.get::<_, i64>(0));
+            checkpoint
+                .inspect_err(|error| tracing::warn!(%error, "the last checkpoint failed"))
+                .is_ok_and(|busy| busy == 0)
+        });
+        let synced = checkpointed || self.shared.durable.sync().is_ok();
+        self.shared.durable.end(synced);
         self.shared.writer_taken.store(false, std::sync::atomic::Ordering::SeqCst);
     }
 }

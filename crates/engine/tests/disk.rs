@@ -1,0 +1,171 @@
+//! The disk: nobody hears of what is not on it, and when it fails nobody is told a lie.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use steadfast::core::text::{Namespace, WorkflowId, WorkflowKey};
+use steadfast::store::Reader;
+use steadfast::store::faults::{Fault, Faulty, Plan};
+use steadfast::store::sqlite::{SqliteReader, SqliteStore};
+use steadfast::{Builder, Ctx, Engine, Error, Request, StepResult, done, step};
+
+/// Longer than anything here takes; what waits longer is stuck.
+const STUCK: Duration = Duration::from_secs(60);
+
+async fn within<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(STUCK, what).await.expect("it is stuck")
+}
+
+fn faulty() -> (tempfile::TempDir, PathBuf, Builder, Plan) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.db");
+    let store = Faulty::new(SqliteStore::open(&path).unwrap());
+    let plan = store.plan();
+    (folder, path, Engine::on(store), plan)
+}
+
+async fn count_up(ctx: Ctx) -> StepResult {
+    let n: u32 = ctx.input().await?;
+    let at: u32 = if ctx.step() == "start" { 1 } else { ctx.step().parse()? };
+    ctx.set("at", &at)?;
+    if at >= n { Ok(done(at)) } else { Ok(step((at + 1).to_string())) }
+}
+
+/// Looks into the file beside the engine, as another process would.
+fn stands_in(path: &Path, id: &str) -> bool {
+    let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(id) };
+    SqliteReader::open(path).unwrap().head(&key).unwrap().is_some()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    within(async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_hears_of_what_is_not_on_the_disk() {
+    let (_folder, path, builder, plan) = faulty();
+    let engine = builder.register("count", count_up).run().unwrap();
+    let first = engine.start("count", &1).id("first").await.unwrap();
+    assert_eq!(within(first.result::<u32>()).await.unwrap(), 1);
+    plan.hold_syncs_after(0);
+    let starting: Vec<_> = (0..20)
+        .map(|n| {
+            tokio::spawn({
+                let engine = engine.clone();
+                async move { engine.start("count", &3).id(format!("w{n}")).await }
+            })
+        })
+        .collect();
+    // It is written, and only its way to the disk is held.
+    until(|| (0..20).any(|n| stands_in(&path, &format!("w{n}")))).await;
+    let looks: Vec<_> = (0..20)
+        .map(|n| {
+            tokio::spawn({
+                let engine = engine.clone();
+                async move { engine.head(&format!("w{n}")).await }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(starting.iter().all(|start| !start.is_finished()), "a start was answered before it was durable");
+    assert!(looks.iter().all(|look| !look.is_finished()), "a look showed what was not durable");
+    plan.release_syncs();
+    for (start, look) in starting.into_iter().zip(looks) {
+        let handle = within(start).await.unwrap().unwrap();
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+        // It came before the start or after it, but it came.
+        assert!(matches!(within(look).await.unwrap(), Ok(_) | Err(Error::UnknownWorkflow { .. })));
+    }
+    engine.shutdown(STUCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_the_next_batch_is_written_while_one_is_on_its_way_to_the_disk() {
+    let (_folder, path, builder, plan) = faulty();
+    let engine = builder.register("count", count_up).run().unwrap();
+    let start = |id: String| {
+        tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.start("count", &1).id(id).await }
+        })
+    };
+    // The first is written with nothing behind it, so the committer itself goes to the disk with it, and is held.
+    plan.hold_syncs_after(0);
+    let mut starting = vec![start("first".to_owned())];
+    until(|| stands_in(&path, "first")).await;
+    starting.extend((0..4_000).map(|n| start(format!("w{n}"))));
+    until(|| engine.load().0 == 4_000).await;
+    assert!((0..4_000).all(|n| !stands_in(&path, &format!("w{n}"))));
+    // The next batch has others behind it, so the committer goes on to write them while that batch is held.
+    plan.hold_syncs_after(1);
+    until(|| engine.load().0 == 0).await;
+    until(|| (0..4_000).all(|n| stands_in(&path, &format!("w{n}")))).await;
+    within(starting.remove(0)).await.unwrap().unwrap();
+    assert!(starting.iter().all(|start| !start.is_finished()));
+    plan.release_syncs();
+    for start in starting {
+        within(start).await.unwrap().unwrap();
+    }
+    engine.shutdown(STUCK).await;
+}
+
+/// Starts again until the truth is known.
+async fn start_surely(engine: &Engine, id: &str, unknown: &AtomicU32) {
+    loop {
+        match engine.start_request(Request::new("count").id(id).input(&5)).await {
+            Ok(_) => return,
+            Err(Error::OutcomeUnknown { .. }) => unknown.fetch_add(1, Ordering::Relaxed),
+            Err(Error::Store(_) | Error::Overloaded { .. }) => 0,
+            Err(error) => panic!("{error}"),
+        };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_syncs_under_load_lose_nothing_and_double_nothing() {
+    let (_folder, path, builder, plan) = faulty();
+    let engine = builder.register("count", count_up).concurrency(32).run().unwrap();
+    let (unknown, over) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let failing = tokio::spawn({
+        let (plan, over) = (plan.clone(), over.clone());
+        async move {
+            let mut failed = 0;
+            while !over.load(Ordering::Relaxed) && failed < 25 {
+                if plan.left() == 0 {
+                    plan.add([Fault::Sync]);
+                    failed += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(7)).await;
+            }
+            failed
+        }
+    });
+    let clients: Vec<_> = (0..64)
+        .map(|client| {
+            let (engine, unknown) = (engine.clone(), unknown.clone());
+            tokio::spawn(async move {
+                for n in 0..20 {
+                    let id = format!("c{client}-{n}");
+                    start_surely(&engine, &id, &unknown).await;
+                    assert_eq!(engine.handle(&id).result::<u32>().await.unwrap(), 5);
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        within(client).await.unwrap();
+    }
+    over.store(true, Ordering::Relaxed);
+    assert!(failing.await.unwrap() > 5, "it was too short to meet a fault");
+    assert!(unknown.load(Ordering::Relaxed) > 0, "no start met a fault");
+    engine.shutdown(STUCK).await;
+    let verified = SqliteReader::open(&path).unwrap().verify(&mut |_| {}).unwrap();
+    assert_eq!((verified.faults, verified.workflows), (vec![], 64 * 20));
+}
