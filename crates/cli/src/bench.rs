@@ -1,5 +1,7 @@
 //! `steadfast bench`: how fast this machine runs the engine, beside what its database can do at most.
 
+mod history;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +19,15 @@ use steadfast::{Ctx, Engine, Json, Request, StepResult, done, step};
 pub enum Bench {
     /// Workflows of ten steps in this process on SQLite, beside the bare SQLite limit of the same run.
     Embedded(Embedded),
+    /// One very long workflow beside a fresh one, and a store full of finished and sleeping workflows beside an empty one.
+    History(history::History),
 }
 
 impl Bench {
     pub(crate) fn wants_json(&self) -> bool {
         match self {
             Self::Embedded(args) => args.json,
+            Self::History(args) => args.json,
         }
     }
 }
@@ -95,6 +100,7 @@ const RESULT: &str =
 pub async fn run(bench: Bench) -> Result<(), Box<dyn std::error::Error>> {
     match bench {
         Bench::Embedded(args) => embedded(args).await,
+        Bench::History(args) => history::run(args).await,
     }
 }
 
@@ -188,7 +194,7 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
         steps,
         rounds: args.rounds,
         sqlite: steadfast::store::sqlite::version(),
-        durability: "WAL, synchronous=FULL",
+        durability: "WAL, answered after its sync (the limit: synchronous=FULL)",
     })
 }
 

@@ -976,9 +976,13 @@ impl Engine {
     /// [`Error::Overloaded`], [`Error::OutcomeUnknown`], [`Error::Store`], [`Error::Closed`].
     pub async fn cancel(&self, id: &str, reason: &str, by: &str) -> Result<control::Outcome, Error> {
         let key = self.handle(id).key;
-        let cancel = Cancel { key, reason: reason.to_owned(), by: by.to_owned() };
+        let cancel = Cancel { key: key.clone(), reason: reason.to_owned(), by: by.to_owned() };
         match self.inner().committer.begin(Command::Cancel(cancel)).await? {
-            Outcome::Cancel(outcome) => Ok(outcome),
+            Outcome::Cancel(outcome) => {
+                // A step that runs here need not wait for its heartbeat to hear of it.
+                worker::lose(self.inner(), &key);
+                Ok(outcome)
+            }
             _ => Err(Error::Internal("a cancel was answered as something else".to_owned())),
         }
     }

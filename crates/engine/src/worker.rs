@@ -20,7 +20,7 @@ use steadfast_core::event::Writes;
 use steadfast_core::heartbeat::{self, Beat};
 use steadfast_core::json::Json;
 use steadfast_core::limits::cut;
-use steadfast_core::text::{FailureCode, Step};
+use steadfast_core::text::{FailureCode, Step, WorkflowKey};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::context::{Ctx, Seen};
@@ -338,6 +338,17 @@ pub(crate) async fn heartbeat(engine: &Arc<Inner>) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Tells the step of a workflow that runs here, if one does, that its claim is gone.
+pub(crate) fn lose(engine: &Arc<Inner>, key: &WorkflowKey) {
+    for slot in engine.all_slots() {
+        if let Some(running) = slot.running().as_ref()
+            && running.held.key == *key
+        {
+            let _ = running.lost.send(true);
+        }
+    }
 }
 
 /// What this worker knows of a definition, after it has learned that one more step is unknown to its code.
