@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::client::Client;
 use crate::exit::Exit;
-use crate::output::{cell, plain, print};
+use crate::output::{plain, print};
+use crate::wire::Cancelled;
 
 /// Cancels a workflow and says what that really did.
 #[derive(Debug, Args)]
@@ -28,9 +29,9 @@ impl Cancel {
         if self.client.json {
             return print(&answer.text);
         }
-        let outcome = answer.value()?;
-        print(&match outcome["outcome"].as_str() {
-            Some("already_finished") => format!("{} had ended before: {}", plain(&self.id), cell(&outcome["status"])),
+        let cancelled: Cancelled = answer.read()?;
+        print(&match cancelled.outcome.as_str() {
+            "already_finished" => format!("{} had ended before: {}", plain(&self.id), cancelled.status),
             _ => format!("{} is cancelled", plain(&self.id)),
         })
     }

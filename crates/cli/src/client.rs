@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use reqwest::{Method, StatusCode, Url};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -33,15 +34,23 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body as a value to look into.
+    /// The body as what it should be.
     ///
     /// # Errors
-    /// When it is no JSON.
-    pub fn value(&self) -> Result<Value, Exit> {
-        serde_json::from_str(&self.text).map_err(|error| {
-            Exit::other(format!("the server's answer is no JSON ({error}); is it a Steadfast server?"))
-        })
+    /// When it is not.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Exit> {
+        read(&self.text)
     }
+}
+
+/// Reads what a server sent.
+///
+/// # Errors
+/// When it is something else.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Exit> {
+    serde_json::from_str(text).map_err(|error| {
+        Exit::other(format!("the server's answer is not what it should be ({error}); is it a Steadfast server?"))
+    })
 }
 
 impl Client {
@@ -90,7 +99,7 @@ impl Client {
         let status = response.status();
         let text = response.text().await.map_err(unreachable)?;
         let answer = Answer { status, text };
-        if status.is_success() { Ok(answer) } else { Err(Exit::of_problem(status.as_u16(), answer.value()?)) }
+        if status.is_success() { Ok(answer) } else { Err(Exit::of_problem(status.as_u16(), answer.read()?)) }
     }
 
     /// Calls again while the answer is that it may be tried again. Only for calls that may be repeated.
@@ -143,11 +152,9 @@ impl Client {
             query.retain(|(key, _)| *key != "limit");
             query.push(("limit", page.max(1).to_string()));
             let answer = self.get(path, &query).await?;
-            let mut members: std::collections::BTreeMap<String, Box<RawValue>> = serde_json::from_str(&answer.text)
-                .map_err(|error| Exit::other(format!("the server's answer is not a page ({error})")))?;
+            let mut members: std::collections::BTreeMap<String, Box<RawValue>> = answer.read()?;
             let listed = members.remove(member).ok_or_else(|| Exit::other("the server's answer is not a page"))?;
-            let listed: Vec<Box<RawValue>> = serde_json::from_str(listed.get())
-                .map_err(|error| Exit::other(format!("the server's answer is not a page ({error})")))?;
+            let listed: Vec<Box<RawValue>> = read(listed.get())?;
             items.extend(listed);
             let next: Value =
                 members.remove("next").and_then(|next| serde_json::from_str(next.get()).ok()).unwrap_or(Value::Null);

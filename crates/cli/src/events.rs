@@ -1,13 +1,14 @@
 //! `steadfast events`.
 
 use clap::Args;
-use serde::Deserialize;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::client::Client;
+use crate::client::{Client, read};
 use crate::exit::Exit;
-use crate::output::{instant, print, short, table};
+use crate::output::{instant, print, print_json, short, table};
+use crate::wire::Event;
 
 /// Prints a workflow's events in order.
 #[derive(Debug, Args)]
@@ -24,14 +25,11 @@ pub struct Events {
     pub(crate) client: Client,
 }
 
-#[derive(Deserialize)]
-struct Event {
-    seq: u64,
-    at: i64,
-    #[serde(rename = "type")]
-    kind: String,
-    /// As it is stored, in its own order.
-    payload: Box<RawValue>,
+#[derive(Serialize)]
+struct Page {
+    /// Each as it came.
+    events: Vec<Box<RawValue>>,
+    next: Value,
 }
 
 impl Events {
@@ -40,14 +38,16 @@ impl Events {
         let query = vec![("from", self.from.to_string())];
         let (events, next) = self.client.pages(&path, "events", query, "from", self.limit).await?;
         if self.client.json {
-            let page = json!({ "events": events, "next": next });
-            return print(&serde_json::to_string(&page).map_err(|error| Exit::other(error.to_string()))?);
+            return print_json(&Page { events, next });
         }
         let rows: Vec<Vec<String>> = events
             .iter()
-            .filter_map(|event| serde_json::from_str::<Event>(event.get()).ok())
-            .map(|event| vec![event.seq.to_string(), instant(event.at), event.kind, short(event.payload.get(), 120)])
-            .collect();
+            .map(|event| read::<Event>(event.get()))
+            .map(|event| {
+                let event = event?;
+                Ok(vec![event.seq.to_string(), instant(event.at), event.r#type, short(event.payload.get(), 120)])
+            })
+            .collect::<Result<_, Exit>>()?;
         print(&table(&["SEQ", "AT", "TYPE", "PAYLOAD"], &rows))?;
         if !next.is_null() {
             eprintln!("there are more: --from {next}");

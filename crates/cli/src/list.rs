@@ -1,11 +1,14 @@
 //! `steadfast list`.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 
-use crate::client::Client;
+use crate::client::{Client, read};
 use crate::exit::Exit;
-use crate::output::{cell, instant, print, table};
+use crate::output::{instant, plain, print, print_json, table};
+use crate::wire::Workflow;
 
 /// Lists workflows, newest first.
 #[derive(Debug, Args)]
@@ -29,6 +32,13 @@ pub struct List {
     pub(crate) client: Client,
 }
 
+#[derive(Serialize)]
+struct Page {
+    /// Each as it came.
+    workflows: Vec<Box<RawValue>>,
+    next: Value,
+}
+
 impl List {
     pub(crate) async fn run(self) -> Result<(), Exit> {
         let mut query = Vec::new();
@@ -38,25 +48,23 @@ impl List {
         let limit = if self.all { usize::MAX } else { self.limit };
         let (workflows, next) = self.client.pages(&["v1", "workflows"], "workflows", query, "before", limit).await?;
         if self.client.json {
-            let page = json!({ "workflows": workflows, "next": next });
-            return print(&serde_json::to_string(&page).map_err(|error| Exit::other(error.to_string()))?);
+            return print_json(&Page { workflows, next });
         }
         let rows: Vec<Vec<String>> = workflows
             .iter()
-            .filter_map(|workflow| serde_json::from_str::<Value>(workflow.get()).ok())
             .map(|workflow| {
-                let status =
-                    if workflow["blocked"].is_string() { "blocked".to_owned() } else { cell(&workflow["status"]) };
-                vec![
-                    cell(&workflow["id"]),
-                    cell(&workflow["name"]),
-                    status,
-                    cell(&workflow["step"]),
-                    cell(&workflow["attempt"]),
-                    workflow["updated_at"].as_i64().map_or_else(String::new, instant),
-                ]
+                let workflow: Workflow = read(workflow.get())?;
+                let blocked = if workflow.blocked.is_some() { " (blocked)" } else { "" };
+                Ok(vec![
+                    plain(&workflow.id),
+                    plain(&workflow.name),
+                    format!("{}{blocked}", workflow.status),
+                    workflow.step.as_deref().map_or_else(|| "-".to_owned(), plain),
+                    workflow.attempt.map_or_else(|| "-".to_owned(), |attempt| attempt.to_string()),
+                    workflow.updated_at.map_or_else(String::new, instant),
+                ])
             })
-            .collect();
+            .collect::<Result<_, Exit>>()?;
         print(&table(&["ID", "NAME", "STATUS", "STEP", "ATTEMPT", "UPDATED"], &rows))?;
         if let Some(next) = next.as_str() {
             eprintln!("there are more: --before {next}");

@@ -5,6 +5,7 @@ mod output;
 mod place;
 
 mod client;
+mod wire;
 
 mod backup;
 mod bench;

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::Exit;
@@ -19,6 +20,14 @@ pub fn print(text: &str) -> Result<(), Exit> {
             _ => Exit::other(format!("write to standard output: {error}")),
         },
     )
+}
+
+/// Prints one JSON value.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_json(value: &impl Serialize) -> Result<(), Exit> {
+    print(&serde_json::to_string(value).map_err(|error| Exit::other(error.to_string()))?)
 }
 
 /// User text for a terminal: without the characters that move its cursor or change its colours.

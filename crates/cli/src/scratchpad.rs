@@ -4,9 +4,9 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::client::Client;
+use crate::client::{Client, read};
 use crate::exit::Exit;
-use crate::output::{plain, print, short, table};
+use crate::output::{plain, print, print_json, short, table};
 
 /// Prints a workflow's variables, or one of them.
 #[derive(Debug, Args)]
@@ -33,23 +33,18 @@ struct Page {
 
 impl Scratchpad {
     pub(crate) async fn run(self) -> Result<(), Exit> {
-        let parse = |text: &str| {
-            serde_json::from_str::<Variable>(text)
-                .map_err(|error| Exit::other(format!("the server's answer is no variable ({error})")))
-        };
         if let Some(key) = &self.key {
             let answer = self.client.get(&["v1", "workflows", &self.id, "scratchpad", key], &[]).await?;
             if self.client.json {
                 return print(&answer.text);
             }
-            return print(&plain(parse(&answer.text)?.value.get()));
+            return print(&plain(read::<Variable>(&answer.text)?.value.get()));
         }
         let path = ["v1", "workflows", &self.id, "scratchpad"];
         let (variables, _) = self.client.pages(&path, "variables", Vec::new(), "after", usize::MAX).await?;
-        let variables = variables.iter().map(|text| parse(text.get())).collect::<Result<Vec<_>, _>>()?;
+        let variables = variables.iter().map(|text| read(text.get())).collect::<Result<Vec<Variable>, Exit>>()?;
         if self.client.json {
-            let page = Page { variables };
-            return print(&serde_json::to_string(&page).map_err(|error| Exit::other(error.to_string()))?);
+            return print_json(&Page { variables });
         }
         let rows: Vec<Vec<String>> = variables
             .iter()

@@ -1,11 +1,11 @@
 //! `steadfast show`.
 
 use clap::Args;
-use serde_json::Value;
 
-use crate::client::Client;
+use crate::client::{Client, read};
 use crate::exit::Exit;
-use crate::output::{cell, instant, plain, print, short, span};
+use crate::output::{instant, plain, print, short, span};
+use crate::wire::{Event, Payload, Workflow, text};
 
 /// Shows where a workflow stands and how it came there.
 #[derive(Debug, Args)]
@@ -25,113 +25,97 @@ impl Show {
         if self.client.json {
             return print(&answer.text);
         }
-        let workflow = answer.value()?;
-        let seq = workflow["seq"].as_u64().unwrap_or(0);
-        let from = seq.saturating_sub(self.last as u64 - u64::from(self.last > 0));
-        let path = ["v1", "workflows", &self.id, "events"];
-        let (events, _) =
-            self.client.pages(&path, "events", vec![("from", from.to_string())], "from", self.last).await?;
-        let events: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect();
-        let mut text = heading(&workflow);
-        if from > 0 {
-            text += &format!("  … {from} events before\n");
-        }
-        text += &tree(&events);
-        print(&text)
-    }
-}
-
-fn heading(workflow: &Value) -> String {
-    let mut text = format!("{}  {}  {}\n", cell(&workflow["id"]), cell(&workflow["name"]), cell(&workflow["status"]));
-    if let Some(ms) = workflow["created_at"].as_i64() {
-        text += &format!("  created {}\n", instant(ms));
-    }
-    match workflow["status"].as_str().unwrap_or_default() {
-        "sleeping" => text += &format!("  sleeps until {}, then {}\n", time(&workflow["due"]), cell(&workflow["step"])),
-        "backoff" => {
-            text += &format!(
-                "  {} is tried again (attempt {}) at {}\n",
-                cell(&workflow["step"]),
-                cell(&workflow["attempt"]),
-                time(&workflow["due"])
-            );
-        }
-        "running" => {
-            let claim = &workflow["claim"];
-            text += &format!(
-                "  {} runs at {} since {}\n",
-                cell(&workflow["step"]),
-                cell(&claim["worker"]),
-                time(&claim["started_at"])
-            );
-            if !claim["progress"].is_null() {
-                text += &format!("  progress {}\n", short(&claim["progress"].to_string(), 100));
+        let workflow: Workflow = answer.read()?;
+        let mut shown = heading(&workflow);
+        if self.last > 0 {
+            let from = workflow.seq.saturating_sub(self.last as u64 - 1);
+            let path = ["v1", "workflows", &self.id, "events"];
+            let query = vec![("from", from.to_string())];
+            let (events, _) = self.client.pages(&path, "events", query, "from", self.last).await?;
+            if from > 0 {
+                shown += &format!("  … {from} events before\n");
+            }
+            for event in tree(events.iter().map(|event| read(event.get()))) {
+                shown += &event?;
             }
         }
-        "ready" if workflow["blocked"].is_string() => {
-            text += &format!("  blocked: no worker knows step {}\n", cell(&workflow["step"]));
-        }
-        "ready" => text += &format!("  {} waits for a worker\n", cell(&workflow["step"])),
-        "completed" => text += &format!("  result {}\n", short(&workflow["result"].to_string(), 160)),
-        _ => {
-            let error = &workflow["error"];
-            text +=
-                &format!("  {}: {}\n", cell(&error["code"]), short(error["reason"].as_str().unwrap_or_default(), 160));
-        }
+        print(&shown)
     }
-    text
 }
 
-fn time(value: &Value) -> String {
-    value.as_i64().map_or_else(|| "?".to_owned(), instant)
+fn heading(workflow: &Workflow) -> String {
+    let mut shown = format!("{}  {}  {}\n", plain(&workflow.id), plain(&workflow.name), plain(&workflow.status));
+    if let Some(ms) = workflow.created_at {
+        shown += &format!("  created {}\n", instant(ms));
+    }
+    let step = workflow.step.as_deref().map_or_else(String::new, |step| format!("step {}", plain(step)));
+    shown += &match (workflow.status.as_str(), &workflow.claim) {
+        ("sleeping", _) => format!("  sleeps until {}, then {step}\n", time(workflow.due)),
+        ("backoff", _) => format!(
+            "  {step} is tried again (attempt {}) at {}\n",
+            workflow.attempt.unwrap_or_default(),
+            time(workflow.due)
+        ),
+        ("running", Some(claim)) => {
+            let progress = match &claim.progress {
+                Some(progress) => format!("  progress {}\n", short(progress.get(), 100)),
+                None => String::new(),
+            };
+            format!("  {step} runs at {} since {}\n{progress}", plain(&claim.worker), time(claim.started_at))
+        }
+        ("ready", _) if workflow.blocked.is_some() => format!("  blocked: no worker knows {step}\n"),
+        ("ready", _) => format!("  {step} waits for a worker\n"),
+        ("completed", _) => format!("  result {}\n", short(text(&workflow.result), 160)),
+        _ => match &workflow.error {
+            Some(error) => format!("  {}{}\n", plain(&error.code), because(&error.reason, 160)),
+            None => String::new(),
+        },
+    };
+    shown
+}
+
+fn because(reason: &str, width: usize) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {}", short(reason, width)) }
+}
+
+fn time(ms: Option<i64>) -> String {
+    ms.map_or_else(|| "?".to_owned(), instant)
 }
 
 /// A line for each attempt, under the step it belongs to.
-fn tree(events: &[Value]) -> String {
-    let mut text = String::new();
+fn tree(events: impl Iterator<Item = Result<Event, Exit>>) -> impl Iterator<Item = Result<String, Exit>> {
     let mut started = None;
-    for event in events {
-        let payload = &event["payload"];
-        let at = event["at"].as_i64().unwrap_or(0);
-        let took =
-            |started: Option<i64>| started.map_or_else(String::new, |from| format!(" after {}", span(at - from)));
-        match event["type"].as_str().unwrap_or_default() {
+    events.map(move |event| {
+        let Event { seq, at, r#type, payload } = event?;
+        let payload: Payload = read(payload.get())?;
+        let took = started.map_or_else(String::new, |from| format!(" after {}", span(at - from)));
+        Ok(match r#type.as_str() {
             "workflow_created" => {
-                let input = payload["writes"]["input"].to_string();
-                text += &format!("{:>6}  input {}\n", event["seq"], short(&input, 100));
+                let input = payload.writes.get("input").map_or("null", text);
+                format!("{seq:>6}  input {}\n", short(input, 100))
             }
             "step_started" => {
-                if payload["delivery"] == 1 {
-                    text += &format!("{:>6}  {}\n", event["seq"], cell(&payload["step"]));
-                }
                 started = Some(at);
+                if payload.delivery == 1 { format!("{seq:>6}  step {}\n", plain(&payload.step)) } else { String::new() }
             }
             "step_completed" => {
-                let set: Vec<String> =
-                    payload["writes"].as_object().into_iter().flatten().map(|(key, _)| plain(key)).collect();
+                let set: Vec<String> = payload.writes.keys().map(|key| plain(key)).collect();
                 let set = if set.is_empty() { String::new() } else { format!(", set {}", short(&set.join(" "), 60)) };
-                let next = &payload["next"];
-                let next = match (next["step"].as_str(), next["run_at"].as_i64()) {
-                    (Some(step), Some(at)) => format!(" → {} at {}", plain(step), instant(at)),
-                    (Some(step), None) => format!(" → {}", plain(step)),
-                    _ => String::new(),
+                let next = match payload.next {
+                    Some(next) => {
+                        let at = next.run_at.map_or_else(String::new, |at| format!(" at {}", instant(at)));
+                        format!(" → step {}{at}", plain(&next.step))
+                    }
+                    None => String::new(),
                 };
-                let attempt = &payload["attempt"];
-                text += &format!("{:>6}    attempt {attempt} committed{}{set}{next}\n", event["seq"], took(started));
+                format!("{seq:>6}    attempt {} committed{took}{set}{next}\n", payload.attempt)
             }
             "step_failed" => {
-                let kind = if payload["counts"] == true { "failed" } else { "ended" };
-                text += &format!(
-                    "{:>6}    attempt {} {kind}{}: {} {}\n",
-                    event["seq"],
-                    payload["attempt"],
-                    took(started),
-                    cell(&payload["code"]),
-                    short(payload["reason"].as_str().unwrap_or_default(), 100)
-                );
+                let kind = if payload.counts { "failed" } else { "ended" };
+                let why = because(&payload.reason, 100);
+                format!("{seq:>6}    attempt {} {kind}{took}: {}{why}\n", payload.attempt, plain(&payload.code))
             }
-            other => text += &format!("{:>6}  {}\n", event["seq"], other),
-        }
-    }
-    text
+            other => format!("{seq:>6}  {}\n", plain(other)),
+        })
+    })
 }

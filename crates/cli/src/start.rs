@@ -11,7 +11,8 @@ use steadfast::Json;
 
 use crate::client::Client;
 use crate::exit::Exit;
-use crate::output::{plain, print};
+use crate::output::{plain, print, print_json};
+use crate::wire::{Accepted, Failure, Standing, Stored, text};
 
 /// Starts a workflow. The same id with the same content is accepted once, however often it is sent.
 #[derive(Debug, Args)]
@@ -62,26 +63,23 @@ impl Start {
         let options = if options.is_empty() { Value::Null } else { Value::Object(options) };
         let body = serde_json::to_string(&Body { name: &self.name, id: &id, input: raw, options })
             .map_err(|error| Exit::other(error.to_string()))?;
-        let answer = self.client.call_repeatable(Method::POST, &["v1", "workflows"], &[], Some(body)).await.map_err(
-            |mut exit| {
-                if exit.code == 8 {
-                    exit.message = format!("{}; repeat it with --id {id} to learn the truth", exit.message);
-                }
-                exit
-            },
-        )?;
-        let accepted = answer.value()?;
-        if accepted["warning"] == "no_worker" && !self.client.json {
+        let answer = self
+            .client
+            .call_repeatable(Method::POST, &["v1", "workflows"], &[], Some(body))
+            .await
+            .map_err(|exit| named(exit, &id, "repeat it with"))?;
+        let accepted: Accepted = answer.read()?;
+        if accepted.warning.as_deref() == Some("no_worker") {
             eprintln!("steadfast: no worker knows {}; the workflow waits for one", plain(&self.name));
         }
         if !self.wait {
             if self.client.json {
                 return print(&answer.text);
             }
-            let replay = if accepted["replay"] == true { " (started before)" } else { "" };
+            let replay = if accepted.replay { " (started before)" } else { "" };
             return print(&format!("{}{replay}", plain(&id)));
         }
-        self.wait_for(&id).await
+        self.wait_for(&id).await.map_err(|exit| named(exit, &id, "it was started; wait for it with"))
     }
 
     fn read_input(&self) -> Result<Json, Exit> {
@@ -110,27 +108,43 @@ impl Start {
             if answer.status == StatusCode::ACCEPTED {
                 continue;
             }
-            let ended = answer.value()?;
-            let status = ended["status"].as_str().unwrap_or("ended");
-            if status == "completed" {
-                let shown = if self.client.json { answer.text } else { result_text(&answer.text) };
-                return print(&shown);
-            }
+            let Standing { status, result, error } = answer.read()?;
             if self.client.json {
-                print(&answer.text)?;
+                let error = error.as_ref().map(|error| json!({ "code": error.code, "reason": error.reason }));
+                print_json(&Ended { id, status: &status, result: &result, error })?;
+            } else if status == "completed" {
+                print(&plain(text(&result)))?;
             }
-            let reason = ended["error"]["reason"].as_str().unwrap_or_default();
-            let code = ended["error"]["code"].as_str().unwrap_or(status);
-            return Err(Exit::new(4, code, format!("workflow {id} {status}: {reason}")));
+            if status == "completed" {
+                return Ok(());
+            }
+            let Failure { code, reason } = error.unwrap_or_default();
+            let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+            return Err(Exit::new(4, &code, format!("workflow {id} {status}{because}")));
         }
     }
 }
 
-/// The result, byte for byte, out of the answer.
-fn result_text(answer: &str) -> String {
-    #[derive(serde::Deserialize)]
-    struct Ended {
-        result: Box<RawValue>,
+/// What `--wait --json` prints.
+#[derive(Serialize)]
+struct Ended<'a> {
+    id: &'a str,
+    status: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: &'a Stored,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Value>,
+}
+
+/// An end that leaves the outcome open names the id that tells it.
+fn named(mut exit: Exit, id: &str, how: &str) -> Exit {
+    if exit.code == 7 || exit.code == 8 {
+        exit.message = format!("{}; {how} --id {id}", exit.message);
+        if let Some(Value::Object(problem)) = &mut exit.problem {
+            problem.entry("id").or_insert_with(|| json!(id));
+        } else {
+            exit.problem = Some(json!({ "code": exit.word, "detail": exit.message, "id": id }));
+        }
     }
-    serde_json::from_str::<Ended>(answer).map_or_else(|_| answer.to_owned(), |ended| plain(ended.result.get()))
+    exit
 }

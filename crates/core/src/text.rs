@@ -28,6 +28,9 @@ fn check(text: &str, code: &'static str, field: &str, limit: usize) -> Result<()
     if text.len() > limit {
         return Err(Invalid::over(code, field, text.len(), limit, "shorten it (the limit counts UTF-8 bytes)"));
     }
+    if matches!(text, "." | "..") && matches!(code, "invalid_id" | "invalid_key") {
+        return Err(Invalid::new(code, field, "cannot stand in a URL, where it means a folder; choose another"));
+    }
     if let Some((at, _)) = text.char_indices().find(|(_, c)| unprintable(*c)) {
         return Err(Invalid::new(
             code,
@@ -182,5 +185,11 @@ mod tests {
             assert_eq!(Name::parse_as("name", bad, &limits).unwrap_err().code, "invalid_name", "{bad:?}");
         }
         assert!(Name::parse_as("name", "日本語 ok", &limits).is_ok());
+        // A URL cannot carry these as a part of its path, however they are escaped.
+        for bad in [".", ".."] {
+            assert_eq!(WorkflowId::parse_as("id", bad, &limits).unwrap_err().code, "invalid_id");
+            assert_eq!(Key::parse_as("writes", bad, &limits).unwrap_err().code, "invalid_key");
+        }
+        assert!(WorkflowId::parse_as("id", "...", &limits).is_ok());
     }
 }

@@ -125,11 +125,11 @@ impl Committer {
         let syncer = Syncer::start(writer.disk(), listener, move || woken.wake())?;
         let runner = Runner {
             shared: shared.clone(),
+            syncer,
             writer,
             identity: store.identity(),
             clock: store.clock(),
             deliveries_max,
-            syncer,
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -230,11 +230,26 @@ enum Ended {
 
 struct Runner {
     shared: Arc<Shared>,
+    /// Goes before the writer: its thread may still sync.
+    syncer: Syncer,
     writer: Box<dyn Writer>,
     identity: Identity,
     clock: Arc<dyn Clock>,
     deliveries_max: u32,
-    syncer: Syncer,
+}
+
+impl Drop for Runner {
+    /// Also after a panic: nobody shall wait for a thread that is gone.
+    fn drop(&mut self) {
+        let mut lanes = self.shared.lanes();
+        lanes.closed = true;
+        let left: Vec<Job> = lanes.finish.drain(..).collect();
+        let left: Vec<Job> = left.into_iter().chain(lanes.begin.drain(..)).collect();
+        drop(lanes);
+        self.shared.finish_room.close();
+        self.shared.begin_room.close();
+        tell(left, &Error::Closed);
+    }
 }
 
 impl Runner {
@@ -250,10 +265,10 @@ impl Runner {
         self.look_after_syncs();
     }
 
-    /// True when a sync had failed; the store is well again then.
-    fn look_after_syncs(&mut self) -> bool {
-        let failed = self.syncer.take_failed();
-        failed.map(|(jobs, error)| self.unknown(jobs, &error)).is_some()
+    fn look_after_syncs(&mut self) {
+        if let Some((jobs, error)) = self.syncer.take_failed() {
+            self.unknown(jobs, &error);
+        }
     }
 
     /// Waits for commands and takes as many as a batch holds, none when there is something else to look at; `None`
@@ -307,9 +322,19 @@ impl Runner {
         loop {
             match self.attempt(batch) {
                 Ended::Decided(delivery) => return self.settle(delivery),
-                Ended::Unknown(jobs, error) => return self.unknown(jobs, &error),
-                // Refused because an earlier batch has just failed on its way to the disk: not these commands' fault.
-                Ended::NotCommitted(jobs, _) if self.look_after_syncs() => batch = jobs,
+                Ended::Unknown(jobs, error) => {
+                    self.unknown(jobs, &error);
+                    return;
+                }
+                // An earlier batch has failed on its way to the disk, or a checkpoint: not these commands' fault.
+                Ended::NotCommitted(jobs, Error::Store(error)) if matches!(*error, StoreError::Recovering) => {
+                    self.syncer.wait_until_clear();
+                    let (told, error) = self.syncer.take_failed().unwrap_or((Vec::new(), StoreError::Recovering));
+                    if !self.unknown(told, &error) {
+                        return tell(jobs, &Error::Closed);
+                    }
+                    batch = jobs;
+                }
                 Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
                     metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
                     return tell(jobs, &error);
@@ -358,13 +383,21 @@ impl Runner {
             self.writer.abandon();
             return Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default(), written: false });
         }
-        match self.writer.save(&snapshot) {
+        // Neither may a panic while saving; then nobody knows how far that came.
+        let saved = catch_unwind(AssertUnwindSafe(|| {
+            let hints = snapshot.hints();
+            (self.writer.save(&snapshot), hints)
+        }));
+        let Ok((saved, hints)) = saved else {
+            return Ended::Unknown(jobs, StoreError::Recovering);
+        };
+        match saved {
             Saved::Written => {
                 metrics::counter!("steadfast_commits_total").increment(1);
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
                 metrics::histogram!("steadfast_commit_seconds").record(started.elapsed().as_secs_f64());
-                Ended::Decided(Delivery { jobs, outcomes, hints: snapshot.hints(), written: true })
+                Ended::Decided(Delivery { jobs, outcomes, hints, written: true })
             }
             Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
             Saved::Unknown(error) => Ended::Unknown(jobs, error),
@@ -387,8 +420,9 @@ impl Runner {
         Ok(outcomes)
     }
 
-    /// Tells everybody that the outcome is unknown, and makes the store well before the next batch.
-    fn unknown(&mut self, mut jobs: Vec<Job>, error: &StoreError) {
+    /// Tells everybody that the outcome is unknown, and makes the store well before the next batch. False when that
+    /// was given up because the engine is closed.
+    fn unknown(&mut self, mut jobs: Vec<Job>, error: &StoreError) -> bool {
         // Nothing may be on its way to the disk while the store recovers; what fails on it has the same fate.
         self.syncer.wait_until_clear();
         if let Some((more, _)) = self.syncer.take_failed() {
@@ -406,6 +440,12 @@ impl Runner {
                 _ => None,
             })
             .collect();
+        // Those of an earlier time that were about to be given back.
+        let earlier = jobs.iter().filter_map(|job| match &job.command {
+            Command::GiveBack(give_back) => Some(give_back.orphaned.clone()),
+            _ => None,
+        });
+        let orphaned: Vec<[u8; 32]> = earlier.flatten().chain(orphaned).collect();
         for job in jobs {
             let id = match &job.command {
                 Command::Start(start) => Some(start.key.id.clone()),
@@ -417,6 +457,9 @@ impl Runner {
         let mut pause = Duration::from_millis(10);
         while let Err(error) = self.writer.recover() {
             tracing::error!(%error, "the store is not well yet");
+            if self.shared.lanes().closed {
+                return false;
+            }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_secs(1));
         }
@@ -426,6 +469,7 @@ impl Runner {
         if !orphaned.is_empty() {
             self.give_back(orphaned);
         }
+        true
     }
 
     /// Gives back what claims of unknown outcome were granted, before anything else runs.
@@ -445,12 +489,18 @@ impl Runner {
                     let outcome = delivery.outcomes.first().cloned();
                     match self.syncer.settle(delivery, false) {
                         Ok(()) => outcome,
-                        Err((jobs, error)) => return self.unknown(jobs, &error),
+                        Err((jobs, error)) => {
+                            self.unknown(jobs, &error);
+                            return;
+                        }
                     }
                 }
                 // Their leases end them; later, but as surely.
                 Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),
-                Ended::Unknown(jobs, error) => return self.unknown(jobs, &error),
+                Ended::Unknown(jobs, error) => {
+                    self.unknown(jobs, &error);
+                    return;
+                }
             };
             match outcome {
                 Some(Outcome::Sweep(report)) if report.more => after = report.after,

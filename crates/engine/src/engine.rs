@@ -39,6 +39,8 @@ use crate::worker::{self, Slot};
 const POLL: Duration = Duration::from_secs(1);
 /// The longest that a loop rests after errors in a row.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// How soon who did not look into the store at first does so.
+const POLL_SKIPPED: Duration = Duration::from_millis(200);
 /// How often somebody who waits for an end looks by themselves; the end is told as it happens.
 const POLL_END: Duration = Duration::from_secs(5);
 /// Looks at the store that run at the same time: what its reading connections can serve.
@@ -190,12 +192,12 @@ struct Hub {
     ended_count: std::sync::atomic::AtomicU64,
 }
 
-/// Who waits for which workflow, and which of them cannot have ended yet.
+/// Who waits for which workflow, and which of them run here.
 #[derive(Default)]
 struct Ends {
     waiting: HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>,
-    /// In a slot of this process. A workflow leaves before its waiters are told of its end, so who asks to be told
-    /// and then finds it here need not look into the store.
+    /// In a slot of this process. Who asks to be told and then finds it here need not look into the store yet: its
+    /// end will be heard. Only one that was cancelled before it had taken its slot is here after its end, for a while.
     running: HashSet<WorkflowKey>,
 }
 
@@ -394,7 +396,9 @@ impl Inner {
         });
         let engine = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = engine.give_back().await {
+            if let Err(error) = engine.give_back().await
+                && !matches!(error, Error::Closed)
+            {
                 tracing::error!(%error, "claims of earlier processes could not be given back; their leases end them");
             }
         });
@@ -820,14 +824,13 @@ impl Handle {
         loop {
             // Ask to be told before looking: an end between the two is then heard, not missed.
             let (mut waiter, runs) = Waiter::new(&inner.hub, &self.key);
-            if !(std::mem::take(&mut first) && runs)
-                && let Some(end) = self.engine.look_end(&self.key).await?
-            {
+            let skips = std::mem::take(&mut first) && runs;
+            if !skips && let Some(end) = self.engine.look_end(&self.key).await? {
                 return Ok(end);
             }
             tokio::select! {
                 event = &mut waiter.told => if let Ok(event) = event && let Some(end) = end_of(event) { return Ok(end) },
-                () = tokio::time::sleep(POLL_END) => {}
+                () = tokio::time::sleep(if skips { POLL_SKIPPED } else { POLL_END }) => {}
                 () = inner.grace_over() => return Err(Error::Closed),
             }
         }

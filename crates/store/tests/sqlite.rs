@@ -17,6 +17,7 @@ use steadfast_core::head::WorkerRef;
 use steadfast_core::json::Json;
 use steadfast_core::limits::Limits;
 use steadfast_core::options::{Options, StartOptions};
+use steadfast_core::snapshot::{Snapshot, Wants};
 use steadfast_core::text::{Key, Name, Namespace, Step, WorkflowId, WorkflowKey};
 use steadfast_core::{admission, sweep};
 use steadfast_store::clock::ManualClock;
@@ -582,6 +583,77 @@ fn terms(call: u64) -> Terms {
         lease_ms: 86_400_000,
         seed,
     }
+}
+
+/// The looks for work and for what is due, in a store full of what is over or asleep and in one without.
+#[test]
+fn what_is_over_or_asleep_costs_a_look_nothing() {
+    let folder = folder();
+    let cost = |name: &str, over: i64, asleep: i64| {
+        let path = folder.path().join(name);
+        drop(open(&path).expect("it opens"));
+        let connection = raw(&path);
+        connection.execute_batch("begin").expect("it begins");
+        let mut last = 0;
+        for (count, status, step, rank, due) in [
+            (over, "completed", None, None, None),
+            (asleep, "sleeping", Some("start"), None, Some(1_i64 << 50)),
+            (64, "ready", Some("start"), Some(0), None),
+        ] {
+            let (held, wake) = (step.map(|_| 1), due.map(|_| 1));
+            for number in last + 1..=last + count {
+                connection
+                    .prepare_cached(
+                        "insert into heads (namespace, workflow, id, name, priority, created_at, updated_at, seq,
+                             status, step, visit, attempt, delivery, rank, wake, due)
+                         values (1, ?1, printf('w%d', ?1), 'flow', 0, 1, 1, 0, ?2, ?3, ?4, ?4, ?4, ?5, ?6, ?7)",
+                    )
+                    .and_then(|mut insert| {
+                        insert.execute(rusqlite::params![number, status, step, held, rank, wake, due])
+                    })
+                    .expect("a row");
+            }
+            last += count;
+        }
+        connection.execute_batch("commit").expect("it commits");
+        drop(connection);
+        let work = Arc::new(AtomicU64::new(0));
+        let store = Chain::open(&path, &work);
+        let mut writer = store.writer().expect("it has one");
+        let mut claim = Wants::default();
+        claim.ready(&terms(0).announced, 64);
+        let sweep = Wants { due: Some((DAY_ONE, 512)), ..Wants::default() };
+        [claim, sweep].map(|wants| {
+            let before = work.load(Ordering::Relaxed);
+            writer.load(&wants, &mut Snapshot::new()).expect("it loads");
+            writer.abandon();
+            work.load(Ordering::Relaxed) - before
+        })
+    };
+    let (full, empty) = (cost("full.db", 100_000, 10_000), cost("empty.db", 0, 0));
+    for (look, (full, empty)) in ["claim", "sweep"].into_iter().zip(full.into_iter().zip(empty)) {
+        assert!(
+            full > 0 && (within_a_tenth(full, empty) || full.abs_diff(empty) <= 20),
+            "operations of a {look}: {full} in a full store, {empty} in an empty one"
+        );
+    }
+}
+
+/// A store opened through a link has the log of the file itself, so that it is that one which is synced.
+#[test]
+fn a_store_behind_a_link_has_one_log_and_one_owner() {
+    let folder = folder();
+    let (path, link) = (folder.path().join("real/a.db"), folder.path().join("link.db"));
+    std::fs::create_dir(folder.path().join("real")).expect("a folder");
+    tell(&path, "start w1      started");
+    std::os::unix::fs::symlink(&path, &link).expect("a link");
+    let owner = open(&link).expect("it opens");
+    assert_eq!(owner.path(), path);
+    assert_eq!(open(&path).expect_err("it is owned").code(), "store_owned");
+    drop(owner);
+    tell(&link, "start w1      replay of 0s");
+    std::fs::remove_file(&path).expect("it was there");
+    assert_eq!(open(&link).expect_err("it leads nowhere").code(), "store_foreign");
 }
 
 fn within_a_tenth(a: u64, b: u64) -> bool {

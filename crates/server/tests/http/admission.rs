@@ -114,7 +114,8 @@ async fn a_store_that_refuses_leaves_no_trace() {
     let store = Faulty::new(memory());
     let plan = store.plan();
     let site = Site::with(options(), Engine::on(store).concurrency(0)).await;
-    plan.add([Fault::NotCommitted]);
+    // Twice: in a batch with a sweep the commands are run one by one after the first.
+    plan.add([Fault::NotCommitted, Fault::NotCommitted]);
     let refused = site.start(r#"{"name":"echo","id":"a"}"#).await;
     assert_eq!(refused.problem(), "503 store_unavailable");
     assert_eq!(refused.json()["class"], "refused_retryable");

@@ -110,7 +110,7 @@ impl SqliteStore {
         secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
         work: Option<Arc<AtomicU64>>,
     ) -> Result<Self, StoreError> {
-        let path = path.to_path_buf();
+        let path = resolved(path)?;
         if rusqlite::version_number() < SQLITE_VERSION_MIN {
             return Err(StoreError::Version { found: rusqlite::version() });
         }
@@ -169,7 +169,9 @@ impl Store for SqliteStore {
         let first = self.shared.first.lock().expect("held for one take").take();
         let connection = match first {
             Some(connection) => connection,
-            None => connect_counted(&self.shared.path, self.shared.work.as_ref())?,
+            None => {
+                connect_whole(&self.shared).inspect_err(|_| self.shared.writer_taken.store(false, Ordering::SeqCst))?
+            }
         };
         Ok(Box::new(writer::SqliteWriter::new(self.shared.clone(), connection)?))
     }
@@ -177,6 +179,26 @@ impl Store for SqliteStore {
     fn reader(&self) -> Arc<dyn Reader> {
         self.shared.reader.clone()
     }
+}
+
+/// The path of the file itself, for SQLite puts its log beside that: a store that is opened through a link has one log
+/// and one owner lock, whatever it is called, and a change of the working folder moves neither.
+fn resolved(path: &Path) -> Result<PathBuf, StoreError> {
+    let failed = |source| StoreError::File { doing: "find the folder of", path: path.to_path_buf(), source };
+    if path.exists() {
+        return path.canonicalize().map_err(failed);
+    }
+    if path.is_symlink() {
+        let problem = "it is a link to a file that is not there; give the path of the file itself".to_owned();
+        return Err(StoreError::Foreign { path: path.to_path_buf(), problem });
+    }
+    let Some(name) = path.file_name() else {
+        let problem = "it names no file; give the path of one".to_owned();
+        return Err(StoreError::Foreign { path: path.to_path_buf(), problem });
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    Ok(folder.canonicalize().map_err(failed)?.join(name))
 }
 
 fn random_key() -> Result<FingerprintKey, std::io::Error> {
@@ -273,6 +295,15 @@ fn configure(connection: &Connection) -> Result<(), StoreError> {
             .map_err(|source| StoreError::Sqlite { doing: "set up the store's connection", source })?;
     }
     Ok(())
+}
+
+/// A connection that writes to a store whose file has everything: the log, whatever was left in it, is moved there.
+fn connect_whole(shared: &Shared) -> Result<Connection, StoreError> {
+    let connection = connect_counted(&shared.path, shared.work.as_ref())?;
+    let busy: i64 = connection
+        .query_row("pragma wal_checkpoint(truncate)", [], |row| row.get(0))
+        .map_err(|source| StoreError::Sqlite { doing: "checkpoint the whole log", source })?;
+    if busy == 0 { Ok(connection) } else { Err(StoreError::Recovering) }
 }
 
 /// A connection that writes and counts what it does, where somebody wants to know.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use steadfast_core::fingerprint::Fingerprint;
@@ -108,8 +108,26 @@ impl SqliteReader {
         self.changed.notify_all();
     }
 
-    /// Runs one look with a connection of the pool. What it saw is durable when it is answered.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&Connection) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    /// Runs one look with a connection of the pool. What it saw is durable when it is answered; a look that has seen
+    /// what was lost in a failure is made again.
+    pub(super) fn with<T>(&self, mut look: impl FnMut(&Connection) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let begin = Instant::now();
+        loop {
+            let generation = self.durable.as_ref().map(|durable| durable.generation());
+            let answer = self.look_once(&mut look);
+            let seen = match (&self.durable, generation) {
+                (Some(durable), Some(generation)) => durable.wait(generation),
+                _ => Ok(()),
+            };
+            match seen {
+                Ok(()) => return answer,
+                Err(_) if begin.elapsed() < WAIT => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn look_once<T>(&self, look: impl FnOnce(&Connection) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let mut pool = self.pool.lock().expect("the pool's lock is held for one change");
         while pool.closed || (pool.idle.is_empty() && pool.out >= CONNECTIONS_MAX) {
             let (next, timeout) =
@@ -122,18 +140,13 @@ impl SqliteReader {
         pool.out += 1;
         let idle = pool.idle.pop();
         drop(pool);
-        let returned = Returned { reader: self, connection: None };
+        let mut returned = Returned { reader: self, connection: None };
         let connection = match idle {
             Some(connection) => connection,
             None => open_for_reading(&self.path)?,
         };
         let answer = look(&connection);
-        let mut returned = returned;
         returned.connection = Some(connection);
-        drop(returned);
-        if let Some(durable) = &self.durable {
-            durable.wait()?;
-        }
         answer
     }
 

@@ -15,7 +15,7 @@ use steadfast_core::state::State;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 
 use super::rows::{self, HEAD_COLUMNS, stored_options, wake_number};
-use super::{Shared, connect_counted};
+use super::{Shared, connect_whole};
 use crate::contract::{Disk, Saved, StoreError, Writer};
 
 /// Pages in the write-ahead log from which a quiet moment is used for a checkpoint: 4 MiB.
@@ -517,11 +517,17 @@ impl SqliteWriter {
             .map_err(sqlite("add a namespace"))
     }
 
-    fn checkpoint(&self) -> Result<(), StoreError> {
-        self.connection()?
-            .query_row("pragma wal_checkpoint(passive)", [], |_| Ok(()))
-            .map_err(sqlite("checkpoint"))
-            .inspect(|()| self.wal_pages.store(0, Ordering::Relaxed))
+    /// Moves the log into the file. When that fails nobody knows what the file has, so the store is to be recovered
+    /// before anything else is done.
+    fn checkpoint(&self) {
+        let Some(connection) = self.connection.as_ref().filter(|_| !self.shared.durable.has_failed()) else { return };
+        match connection.query_row("pragma wal_checkpoint(passive)", [], |_| Ok(())) {
+            Ok(()) => self.wal_pages.store(0, Ordering::Relaxed),
+            Err(error) => {
+                tracing::error!(%error, "a checkpoint failed; the store recovers");
+                self.shared.durable.fail();
+            }
+        }
     }
 }
 
@@ -664,10 +670,11 @@ impl Writer for SqliteWriter {
                 return Saved::NotCommitted(error);
             }
         };
-        self.shared.durable.writes();
+        self.shared.durable.commit_begins();
         let committed = self.statement("commit").and_then(|mut commit| commit.execute([]).map_err(sqlite("commit")));
         match committed {
             Ok(_) => {
+                self.shared.durable.commit_written();
                 self.in_transaction = false;
                 for (namespace, number) in written.namespaces {
                     self.namespaces.by_number.insert(number, namespace.clone());
@@ -678,10 +685,8 @@ impl Writer for SqliteWriter {
                         self.remember(&head.key, number, head.claim.is_some().then(|| head.clone()));
                     }
                 }
-                if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_LOADED_PAGES
-                    && let Err(error) = self.checkpoint()
-                {
-                    tracing::warn!(%error, "a checkpoint failed; it is tried again");
+                if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_LOADED_PAGES {
+                    self.checkpoint();
                 }
                 Saved::Written
             }
@@ -707,16 +712,14 @@ impl Writer for SqliteWriter {
             && !connection.is_autocommit()
             && let Err(error) = connection.execute_batch("rollback")
         {
-            tracing::warn!(%error, "a rollback failed; the connection is replaced");
+            tracing::warn!(%error, "a rollback failed; the store recovers");
             self.connection = None;
         }
     }
 
     fn rest(&mut self) {
-        if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_QUIET_PAGES
-            && let Err(error) = self.checkpoint()
-        {
-            tracing::warn!(%error, "a checkpoint failed; it is tried again");
+        if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_QUIET_PAGES {
+            self.checkpoint();
         }
     }
 
@@ -724,14 +727,10 @@ impl Writer for SqliteWriter {
         self.connection = None;
         self.known.clear();
         self.in_transaction = false;
+        self.shared.durable.fail();
         self.shared.reader.close();
-        let connection = connect_counted(&self.shared.path, self.shared.work.as_ref())?;
-        let busy: i64 = connection
-            .query_row("pragma wal_checkpoint(truncate)", [], |row| row.get(0))
-            .map_err(sqlite("checkpoint after a failed commit"))?;
-        if busy != 0 {
-            return Err(StoreError::Recovering);
-        }
+        self.shared.durable.rewrite_log()?;
+        let connection = connect_whole(&self.shared)?;
         self.adopt(connection)?;
         self.wal_pages.store(0, Ordering::Relaxed);
         self.shared.reader.reopen();
