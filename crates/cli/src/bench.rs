@@ -2,6 +2,7 @@
 
 mod history;
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,14 +40,14 @@ pub struct Embedded {
     #[arg(long, value_name = "DIR", default_value = "./steadfast-data")]
     data: PathBuf,
     /// Workflows of ten steps in each run.
-    #[arg(long, default_value_t = 5_000)]
-    workflows: usize,
+    #[arg(long, default_value = "5000")]
+    workflows: NonZeroUsize,
     /// Runs of each figure; the median counts.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    #[arg(long, default_value = "3")]
+    rounds: NonZeroUsize,
     /// How many workflows are in flight together.
-    #[arg(long, value_delimiter = ',', default_values_t = [64, 256, 1_024])]
-    in_flight: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "64,256,1024")]
+    in_flight: Vec<NonZeroUsize>,
     /// One JSON object on standard output.
     #[arg(long)]
     json: bool,
@@ -139,19 +140,19 @@ async fn embedded(args: Embedded) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::error::Error>> {
-    let steps = args.workflows * STEPS;
+    let steps = args.workflows.get() * STEPS;
     let mut engine_runs = vec![Vec::new(); args.in_flight.len()];
     let mut limit_runs = vec![Vec::new(); args.in_flight.len()];
     let mut bytes = vec![0.0; args.in_flight.len()];
     let (mut bare, mut one, mut ten) = (Vec::new(), Vec::new(), Vec::new());
     // Interleaved, so that a slow minute of the machine meets every figure alike.
-    for round in 0..args.rounds {
-        for (i, in_flight) in args.in_flight.iter().enumerate() {
+    for round in 0..args.rounds.get() {
+        for (i, in_flight) in args.in_flight.iter().map(|n| n.get()).enumerate() {
             let path = folder.join(format!("limit-{round}-{in_flight}.db"));
-            let batch = *in_flight;
+            let batch = in_flight;
             limit_runs[i].push(bare_limit(path, steps, batch.min(64)).await?.steps_per_s);
             let path = folder.join(format!("engine-{round}-{in_flight}.db"));
-            let (steps_per_s, size) = throughput(&path, args.workflows, *in_flight).await?;
+            let (steps_per_s, size) = throughput(&path, args.workflows.get(), in_flight).await?;
             engine_runs[i].push(steps_per_s);
             bytes[i] = size as f64 / steps as f64;
         }
@@ -165,11 +166,12 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
     let in_flight: Vec<Throughput> = args
         .in_flight
         .iter()
+        .map(|n| n.get())
         .enumerate()
         .map(|(i, in_flight)| {
             let (steps_per_s, limit_steps_per_s) = (median(&mut engine_runs[i]), median(&mut limit_runs[i]));
             let ratio = steps_per_s / limit_steps_per_s;
-            Throughput { in_flight: *in_flight, steps_per_s, limit_steps_per_s, ratio, bytes_per_step: bytes[i] }
+            Throughput { in_flight, steps_per_s, limit_steps_per_s, ratio, bytes_per_step: bytes[i] }
         })
         .collect();
     let bare_commit_p50_ms = percentile(&mut bare, 50);
@@ -190,9 +192,9 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
             ten_steps_ratio: ten_steps_p50_ms / bare_commit_p50_ms,
         },
         in_flight,
-        workflows: args.workflows,
+        workflows: args.workflows.get(),
         steps,
-        rounds: args.rounds,
+        rounds: args.rounds.get(),
         sqlite: steadfast::store::sqlite::version(),
         durability: "WAL, answered after its sync (the limit: synchronous=FULL)",
     })

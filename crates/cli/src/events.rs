@@ -1,5 +1,7 @@
 //! `steadfast events`.
 
+use std::num::NonZeroUsize;
+
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
@@ -19,8 +21,8 @@ pub struct Events {
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     from: u64,
     /// How many to print at most.
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(1_000).expect("1000 is not 0"))]
+    limit: NonZeroUsize,
     #[command(flatten)]
     pub(crate) client: Client,
 }
@@ -36,7 +38,7 @@ impl Events {
     pub(crate) async fn run(self) -> Result<(), Exit> {
         let path = ["v1", "workflows", &self.id, "events"];
         let query = vec![("from", self.from.to_string())];
-        let (events, next) = self.client.pages(&path, "events", query, "from", self.limit).await?;
+        let (events, next) = self.client.pages(&path, "events", query, "from", self.limit.get()).await?;
         if self.client.json {
             return print_json(&Page { events, next });
         }

@@ -1,5 +1,7 @@
 //! `steadfast list`.
 
+use std::num::NonZeroUsize;
+
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
@@ -20,8 +22,8 @@ pub struct List {
     #[arg(long)]
     status: Option<String>,
     /// How many at most.
-    #[arg(long, value_name = "N", default_value_t = 50, conflicts_with = "all")]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(50).expect("50 is not 0"), conflicts_with = "all")]
+    limit: NonZeroUsize,
     /// All of them.
     #[arg(long)]
     all: bool,
@@ -45,7 +47,7 @@ impl List {
         for (key, value) in [("name", self.name), ("status", self.status), ("before", self.before)] {
             query.extend(value.map(|value| (key, value)));
         }
-        let limit = if self.all { usize::MAX } else { self.limit };
+        let limit = if self.all { usize::MAX } else { self.limit.get() };
         let (workflows, next) = self.client.pages(&["v1", "workflows"], "workflows", query, "before", limit).await?;
         if self.client.json {
             return print_json(&Page { workflows, next });

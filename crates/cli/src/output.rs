@@ -3,7 +3,6 @@
 use std::io::{IsTerminal, Write};
 
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::exit::Exit;
 
@@ -73,15 +72,6 @@ pub fn span(ms: i64) -> String {
         120_000..7_200_000 => format!("{:.0} min", ms as f64 / 6e4),
         7_200_000..172_800_000 => format!("{:.0} h", ms as f64 / 3.6e6),
         _ => format!("{:.0} d", ms as f64 / 8.64e7),
-    }
-}
-
-/// The text of a JSON value for a table: strings without quotes, everything else as it is.
-pub fn cell(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => plain(text),
-        other => other.to_string(),
     }
 }
 

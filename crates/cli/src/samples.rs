@@ -36,7 +36,7 @@ fn three() -> u32 {
 }
 
 /// Reads an input, or says in words what it should have been.
-async fn input<T: serde::de::DeserializeOwned>(ctx: &Ctx, example: &str) -> Result<T, Failure> {
+pub async fn input<T: serde::de::DeserializeOwned>(ctx: &Ctx, example: &str) -> Result<T, Failure> {
     ctx.input::<T>().await.map_err(|failure| {
         if failure.code() == "invalid_value" {
             Failure::terminal("invalid_input", format!("the input is not like {example}"))

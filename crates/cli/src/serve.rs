@@ -1,11 +1,12 @@
 //! `steadfast dev` and `steadfast serve`.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use clap::Args;
 use steadfast::{Builder, Engine};
-use steadfast_server::{Options, Server};
+use steadfast_server::{Options, ServeError, Server};
 
 use crate::exit::{Exit, chain};
 use crate::output::print;
@@ -15,17 +16,25 @@ use crate::samples;
 /// How long running steps may finish after the signal to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Reads an address to listen on.
+///
+/// # Errors
+/// In words for the command line.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "give an IP address and a port, for example 127.0.0.1:7420 or [::1]:7420".to_owned())
+}
+
 /// What both take.
 #[derive(Debug, Args)]
 struct Common {
     #[command(flatten)]
     place: Place,
-    /// Address to listen on; loopback only until keys exist.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7420")]
+    /// Address to listen on, as IP:PORT; loopback only until keys exist.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7420", value_parser = address)]
     listen: SocketAddr,
     /// How many workflows run at once.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    concurrency: usize,
+    #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(64).expect("64 is not 0"))]
+    concurrency: NonZeroUsize,
 }
 
 /// Runs a server with an embedded store and sample workflows.
@@ -47,7 +56,9 @@ pub struct Serve {
 
 impl Common {
     fn builder(&self) -> Result<Builder, Exit> {
-        Ok(Engine::open(&self.place.url()?)?.concurrency(self.concurrency))
+        // Before the store is opened, or made.
+        steadfast_server::may_listen(self.listen).map_err(|error| cannot_listen(&error))?;
+        Ok(Engine::open(&self.place.url()?)?.concurrency(self.concurrency.get()))
     }
 
     async fn run(&self, builder: Builder, banner: impl FnOnce(SocketAddr) -> String) -> Result<(), Exit> {
@@ -56,7 +67,7 @@ impl Common {
             Ok(server) => server,
             Err(error) => {
                 engine.shutdown(Duration::ZERO).await;
-                return Err(Exit::new(6, "cannot_listen", chain(&error)));
+                return Err(cannot_listen(&error));
             }
         };
         print(&banner(server.address()))?;
@@ -80,6 +91,11 @@ impl Common {
         }
         Ok(())
     }
+}
+
+fn cannot_listen(error: &ServeError) -> Exit {
+    let code = if matches!(error, ServeError::NotLoopback { .. }) { 6 } else { 1 };
+    Exit::new(code, "cannot_listen", chain(error))
 }
 
 fn signal(kind: tokio::signal::unix::SignalKind) -> Result<tokio::signal::unix::Signal, Exit> {

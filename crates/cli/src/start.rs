@@ -28,7 +28,7 @@ pub struct Start {
     /// -100 to 100, higher first.
     #[arg(long, allow_negative_numbers = true)]
     priority: Option<i32>,
-    /// A label to list by; may be given several times.
+    /// A label that is shown with the workflow; may be given several times.
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     /// Wait until the workflow has ended and print its result.
@@ -87,11 +87,12 @@ impl Start {
             let mut text = String::new();
             std::io::stdin()
                 .read_to_string(&mut text)
-                .map_err(|error| Exit::refused("invalid_json", format!("read standard input: {error}")))?;
+                .map_err(|error| Exit::refused("unreadable_input", format!("read standard input: {error}")))?;
             text
         } else if let Some(path) = self.input.strip_prefix('@') {
-            std::fs::read_to_string(path)
-                .map_err(|error| Exit::refused("invalid_json", format!("read {path}: {error}")))?
+            std::fs::read_to_string(path).map_err(|error| {
+                Exit::refused("unreadable_input", format!("read {path}: {error}; give @ and the path of a file"))
+            })?
         } else {
             self.input.clone()
         };

@@ -105,6 +105,83 @@ fn json_is_one_value_and_has_the_documented_members() {
     server.stop();
 }
 
+/// What users store comes out as it went in, whatever a double or a sorted map would make of it.
+#[test]
+fn values_are_shown_byte_for_byte() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::dev(data.path());
+    let value = r#"{"z":1e400,"n":123456789012345678901234,"d":0.10,"a":[-0, 1]}"#;
+    assert!(run(Some(&server.url), &["start", "nobody_knows", "--id", "v", "--input", value]).status.success());
+    for args in [
+        vec!["events", "v", "--json"],
+        vec!["events", "v"],
+        vec!["show", "v"],
+        vec!["scratchpad", "v", "--json"],
+        vec!["scratchpad", "v", "input"],
+        vec!["scratchpad", "v"],
+    ] {
+        let output = run(Some(&server.url), &args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr(&output));
+        assert!(stdout(&output).contains(value), "{args:?}: {}", stdout(&output));
+    }
+    assert!(stdout(&run(Some(&server.url), &["list", "--json"])).contains(r#""id":"v""#));
+    server.stop();
+}
+
+/// An id that was made here is named whenever its outcome is open, so that nobody is left without it.
+#[test]
+fn a_start_without_an_id_names_the_one_it_made() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::dev(data.path());
+    let waiting = Command::new(binary())
+        .args(["start", "sleeper", "--input", r#"{"seconds":3600}"#, "--wait", "--json"])
+        .env("STEADFAST_URL", &server.url)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = loop {
+        let list = json(&stdout(&run(Some(&server.url), &["list", "--json"])));
+        if let Some(id) = list["workflows"][0]["id"].as_str() {
+            break id.to_owned();
+        }
+    };
+    let url = server.url.clone();
+    server.kill();
+    let ended = waiting.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(7));
+    let error = &json(&stderr(&ended))["error"];
+    assert_eq!((&error["id"], &error["code"]), (&Value::from(id.as_str()), &Value::from("unreachable")));
+    let refused = run(Some(&url), &["start", "hello"]);
+    assert_eq!(refused.status.code(), Some(7));
+    assert!(stderr(&refused).contains("repeat it with --id "), "{}", stderr(&refused));
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_made() {
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = busy.local_addr().unwrap().to_string();
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().join("new");
+    let folder = folder.to_str().unwrap();
+    for (args, code, err) in [
+        (vec!["dev", "--data", folder, "--listen", &busy], 1, "another port"),
+        (vec!["dev", "--data", folder, "--listen", "0.0.0.0:0"], 6, "loopback"),
+        (vec!["dev", "--data", folder, "--listen", "localhost:7420"], 2, "127.0.0.1:7420"),
+        (vec!["dev", "--data", folder, "--concurrency", "0"], 2, "concurrency"),
+        (vec!["demo", "--data", folder, "--listen", "0.0.0.0:0"], 1, "loopback"),
+        (vec!["demo", "--data", folder, "--rows", "336777"], 2, "336776"),
+        (vec!["bench", "embedded", "--in-flight", "0"], 2, "in-flight"),
+        (vec!["start", "hello", "--input", "@/nowhere"], 6, "unreadable_input"),
+        (vec!["list", "--limit", "0"], 2, "limit"),
+    ] {
+        let output = run(None, &args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(err), "{args:?}: {}", stderr(&output));
+    }
+    assert!(!std::path::Path::new(folder).exists());
+}
+
 #[test]
 fn a_store_is_verified_and_backed_up_beside_its_owner_and_has_no_second_one() {
     let data = tempfile::tempdir().unwrap();
@@ -165,6 +242,17 @@ fn serve_admits_without_definitions_and_runs_samples_when_asked() {
     let output = run(Some(&server.url), &["start", "hello", "--id", "a", "--wait"]);
     assert!(stdout(&output).contains(r#""steps":3"#), "it runs now: {}", stdout(&output));
     server.stop();
+}
+
+/// Far more kills than a step has deliveries: every row is judged all the same.
+#[test]
+fn the_demo_survives_more_kills_than_rows() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().join("new");
+    let output = run(None, &["demo", "--rows", "40", "--kills", "60", "--json", "--data", folder.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report = json(&stdout(&output));
+    assert_eq!((&report["completed"], &report["lost"]), (&Value::from(40), &Value::from(0)), "{report}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::limits::Invalid;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetryPolicy {
-    /// How many attempts one visit of a step gets, the first one included; at least 1.
+    /// How many attempts one visit of a step gets, the first one included; 1 to 1,000,000,000.
     pub attempts_max: u32,
     /// Delay before the second attempt, in milliseconds.
     pub first_delay_ms: u64,
@@ -29,6 +29,8 @@ impl Default for RetryPolicy {
     }
 }
 
+/// The most attempts a policy may name: at a delay of a second, thirty years of them.
+const ATTEMPTS_MAX: u32 = 1_000_000_000;
 /// The longest delay a policy may name: a year.
 const DELAY_MS_MAX: u64 = 31_557_600_000;
 
@@ -45,8 +47,8 @@ impl RetryPolicy {
     pub fn check(&self) -> Result<(), Invalid> {
         let refuse =
             |field: &str, problem: &str| Err(Invalid::new("invalid_options", format!("retry.{field}"), problem));
-        if self.attempts_max == 0 {
-            return refuse("attempts_max", "is 0; the first attempt counts, so give at least 1");
+        if !(1..=ATTEMPTS_MAX).contains(&self.attempts_max) {
+            return refuse("attempts_max", "is out of range; the first attempt counts, so give 1 to 1000000000");
         }
         if !(100..=10_000).contains(&self.factor_percent) {
             return refuse("factor_percent", "is out of range; give 100 (constant) to 10000");

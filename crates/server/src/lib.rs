@@ -38,4 +38,4 @@ mod health;
 mod telemetry;
 
 pub use options::Options;
-pub use server::{ServeError, Server};
+pub use server::{ServeError, Server, may_listen};

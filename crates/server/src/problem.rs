@@ -339,6 +339,23 @@ mod tests {
         ]
     }
 
+    /// `docs/guide/errors.md` is this table; with `UPDATE_DOCS=1` the test writes it.
+    #[test]
+    fn the_guide_has_every_code() {
+        let mut text = "# Errors\n\nEvery code that a problem document carries, over HTTP and on the command line, \
+                        with its status and its class ([what to do](http.md#errors)).\n\n| code | status | class | meaning |\n|---|---:|---|---|\n"
+            .to_owned();
+        for Row { code, status, class, title } in TABLE {
+            let class = serde_json::to_value(class).unwrap();
+            text += &format!("| `{code}` | {status} | `{}` | {title} |\n", class.as_str().unwrap());
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/errors.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "run this test with UPDATE_DOCS=1");
+    }
+
     #[test]
     fn no_code_stands_twice() {
         let codes: BTreeSet<_> = TABLE.iter().map(|row| row.code).collect();

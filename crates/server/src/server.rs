@@ -47,6 +47,17 @@ const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often the samples of the histograms are folded; without it they would pile up between two scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
 
+/// Whether a server may and can listen on `address`; for callers that have work to do before they bind.
+///
+/// # Errors
+/// [`ServeError`], the same that [`Server::bind`] would give.
+pub fn may_listen(address: SocketAddr) -> Result<(), ServeError> {
+    if !address.ip().is_loopback() {
+        return Err(ServeError::NotLoopback { address });
+    }
+    std::net::TcpListener::bind(address).map(drop).map_err(|source| ServeError::Bind { address, source })
+}
+
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -59,7 +70,7 @@ pub enum ServeError {
         address: SocketAddr,
     },
     /// The address cannot be listened on.
-    #[error("listen on {address}")]
+    #[error("cannot listen on {address}; stop what listens there, or give another port")]
     Bind {
         /// The address that was asked for.
         address: SocketAddr,
@@ -152,9 +163,7 @@ impl Server {
     /// [`ServeError::NotLoopback`] for an address that other machines can reach, [`ServeError::Bind`].
     pub async fn bind(engine: Engine, options: Options) -> Result<Self, ServeError> {
         let address = options.listen;
-        if !address.ip().is_loopback() {
-            return Err(ServeError::NotLoopback { address });
-        }
+        may_listen(address)?;
         let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })?;
         let address = listener.local_addr().map_err(|source| ServeError::Bind { address, source })?;
         let app = App {

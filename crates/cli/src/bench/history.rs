@@ -1,5 +1,6 @@
 //! `steadfast bench history`: does a step get slower with what lies behind it?
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +36,8 @@ pub struct History {
     #[arg(long, default_value_t = 100_000)]
     sleeping: usize,
     /// Steps, claims and sweeps measured at each point.
-    #[arg(long, default_value_t = 300)]
-    samples: usize,
+    #[arg(long, default_value = "300")]
+    samples: NonZeroUsize,
     /// One JSON object on standard output.
     #[arg(long)]
     pub(super) json: bool,
@@ -106,7 +107,8 @@ pub(super) async fn run(args: History) -> Result<(), Failure> {
 async fn measure(args: &History, folder: &Path) -> Result<Report, Failure> {
     let (steps, resume_long_ms, resume_fresh_ms) = long(args, folder).await?;
     let looks = {
-        let (folder, finished, sleeping, samples) = (folder.to_path_buf(), args.finished, args.sleeping, args.samples);
+        let (folder, finished, sleeping, samples) =
+            (folder.to_path_buf(), args.finished, args.sleeping, args.samples.get());
         tokio::task::spawn_blocking(move || {
             looks(&folder, finished, sleeping, samples).map_err(|error| error.to_string())
         })
@@ -119,7 +121,7 @@ async fn measure(args: &History, folder: &Path) -> Result<Report, Failure> {
         looks,
         finished: args.finished,
         sleeping: args.sleeping,
-        samples: args.samples,
+        samples: args.samples.get(),
     })
 }
 
@@ -178,7 +180,7 @@ async fn long(args: &History, folder: &Path) -> Result<(Vec<Point>, f64, f64), F
         engine.start_request(Request::new("fresh").id(&id)).await?;
         fresh_begun.recv().await.ok_or("the fresh workflow is gone")?;
         let (mut long_times, mut fresh_times) = (Vec::new(), Vec::new());
-        for _ in 0..args.samples {
+        for _ in 0..args.samples.get() {
             for (paced, begun, times) in
                 [(&long, &mut long_begun, &mut long_times), (&fresh, &mut fresh_begun, &mut fresh_times)]
             {
@@ -188,7 +190,7 @@ async fn long(args: &History, folder: &Path) -> Result<(Vec<Point>, f64, f64), F
                 times.push(begin.elapsed());
             }
         }
-        made += args.samples;
+        made += args.samples.get();
         fresh.last.store(true, Ordering::Relaxed);
         fresh.let_on.add_permits(1);
         engine.handle(&id).result::<()>().await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use steadfast::{Ctx, Definition, Engine, Failure, Request, StepResult, done, step};
+use steadfast::{Ctx, Definition, Engine, Failure, Limits, Request, StepResult, done, step};
 
 use super::flights::{self, Enriched, Flight, Reference};
 
@@ -29,6 +29,9 @@ pub struct Import {
     /// How many of them were acknowledged before.
     #[arg(long)]
     from: u32,
+    /// How often the process will be killed in all.
+    #[arg(long)]
+    kills: u32,
     /// Serve the HTTP API here meanwhile.
     #[arg(long)]
     listen: Option<SocketAddr>,
@@ -71,7 +74,7 @@ pub fn flight_definition() -> Definition {
 async fn flight(ctx: Ctx, reference: Arc<OnceLock<Reference>>) -> StepResult {
     match ctx.step() {
         "start" => {
-            let input: Input = ctx.input().await?;
+            let input: Input = crate::samples::input(&ctx, r#"{"row": 1}"#).await?;
             let line = match input.line {
                 Some(line) => line,
                 None => flights::row(input.row).ok_or_else(|| {
@@ -115,6 +118,11 @@ pub async fn import(args: Import) -> Result<(), super::Failure> {
     let engine = Engine::open(&format!("sqlite:{}", args.store.display()))?
         .define(flight_definition())
         .concurrency(CONCURRENCY)
+        // A kill costs a delivery of each running step, and no row shall fail of our kills.
+        .limits(Limits {
+            deliveries_max: Limits::default().deliveries_max.saturating_add(args.kills),
+            ..Limits::default()
+        })
         .run()?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = match args.listen {

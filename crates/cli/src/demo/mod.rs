@@ -28,7 +28,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Rows to import, spread evenly over the year.
-    #[arg(long, value_name = "N", default_value_t = 10_000, conflicts_with = "all", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, conflicts_with = "all", value_parser = clap::value_parser!(u32).range(1..=i64::from(flights::ROWS)))]
     rows: u32,
     /// Import every flight of the year: 336,776 rows.
     #[arg(long)]
@@ -43,7 +43,7 @@ pub struct Demo {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Serve the HTTP API of the importing process at this address meanwhile.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = crate::serve::address)]
     listen: Option<SocketAddr>,
     /// One JSON object on standard output.
     #[arg(long)]
@@ -98,8 +98,11 @@ pub async fn run(demo: Demo) -> Result<(), Failure> {
 }
 
 fn run_blocking(demo: &Demo) -> Result<(), Failure> {
+    if let Some(listen) = demo.listen {
+        steadfast_server::may_listen(listen)?;
+    }
     let (store, output) = place(demo)?;
-    let rows = if demo.all { flights::ROWS } else { demo.rows.min(flights::ROWS) };
+    let rows = if demo.all { flights::ROWS } else { demo.rows };
     let say = |line: &str| {
         if !demo.json {
             println!("{line}");
@@ -144,12 +147,14 @@ fn tell(report: &Report, proof: &proof::Proof) {
     println!("proof, read from the logs in the store:");
     println!("  {rows} rows handed over, {workflows} workflows: {completed} completed, {failed} failed as not valid");
     println!(
+        "  every step was started as often as it was committed, failed or given back: {}",
+        yes(proof.unexplained == 0)
+    );
+    println!(
         "  lost {}   doubled {}   verify: {} faults in {} events",
         report.lost, report.doubled, report.faults, proof.events
     );
-    println!(
-        "  killed {kills} times; {redelivered} steps were running then, each was given back at once and committed once"
-    );
+    println!("  killed {kills} times; {redelivered} steps were running then and were given back at once");
     println!(
         "  {} steps in {seconds:.1} s ({steps_per_s:.0} a second, restarts included), store {:.1} MB",
         proof.steps,
@@ -157,6 +162,11 @@ fn tell(report: &Report, proof: &proof::Proof) {
     );
     println!("\nresult  {}", report.output.display());
     println!("store   {}", report.store.display());
+    println!("        steadfast verify --store sqlite:{}", report.store.display());
+}
+
+fn yes(holds: bool) -> &'static str {
+    if holds { "yes" } else { "NO" }
 }
 
 /// Where the store and the result go; refuses what is not empty.
@@ -202,6 +212,7 @@ impl Importer {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("demo-import").arg("--store").arg(store);
         command.arg("--rows").arg(rows.to_string()).arg("--from").arg(from.to_string());
+        command.arg("--kills").arg(demo.kills.to_string());
         if let Some(listen) = demo.listen {
             command.arg("--listen").arg(listen.to_string());
         }

@@ -20,7 +20,13 @@ pub fn backup(from: &Path, to: &Path) -> Result<(), StoreError> {
     let file = |doing| move |source| StoreError::File { doing, path: to.to_path_buf(), source };
     let reader = SqliteReader::open(from)?;
     // Created here, so that nothing is ever overwritten.
-    std::fs::OpenOptions::new().write(true).create_new(true).open(to).map_err(file("create the backup"))?;
+    std::fs::OpenOptions::new().write(true).create_new(true).open(to).map_err(|error| {
+        let doing = match error.kind() {
+            std::io::ErrorKind::AlreadyExists => "nothing is overwritten, give a path that does not exist instead of",
+            _ => "create the backup",
+        };
+        file(doing)(error)
+    })?;
     let copied = reader.with(|connection| {
         let mut target = Connection::open(to).map_err(sqlite)?;
         {

@@ -64,7 +64,7 @@ impl SqliteReader {
             return Err(StoreError::Foreign { path, problem });
         }
         let reader = Self::beside(path.clone(), None);
-        reader.with(|connection| {
+        let checked = reader.with(|connection| {
             let pragma = |name: &str| {
                 connection
                     .query_row(&format!("pragma {name}"), [], |row| row.get::<_, i64>(0))
@@ -76,8 +76,15 @@ impl SqliteReader {
                 return Err(StoreError::Foreign { path: path.clone(), problem });
             }
             Ok(())
-        })?;
-        Ok(reader)
+        });
+        match checked {
+            Err(StoreError::Sqlite { source, .. }) if source.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
+                let problem = "it is not an SQLite file; give another path".to_owned();
+                Err(StoreError::Foreign { path: reader.path, problem })
+            }
+            Err(error) => Err(error),
+            Ok(()) => Ok(reader),
+        }
     }
 
     pub(super) fn beside(path: PathBuf, durable: Option<Arc<Durable>>) -> Self {
