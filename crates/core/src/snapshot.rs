@@ -2,7 +2,7 @@
 //!
 //! # One batch
 //! The committer loads what its commands want ([`Wants`]) into a snapshot, decides each command in order on it and
-//! saves the difference ([`Snapshot::changes`]). A later command sees what earlier ones decided.
+//! saves the difference ([`Snapshot::changed_heads`] and its siblings). A later command sees what earlier ones decided.
 //!
 //! # Missing rows
 //! A decision that finds a row not loaded stops with [`Stop::Missing`] *before it has changed anything*; the

@@ -85,11 +85,39 @@ fn every_hot_statement_uses_its_index() {
         ("INSERT_CALL", ""),
         ("FORGET_CALLS", "SEARCH claim_calls USING INDEX claim_calls_by_age (at<?)"),
     ];
+    assert_eq!(plans(sqlite::hot_statements()), ways.map(|(name, way)| (name, way.to_owned())));
+}
+
+/// And those of looks: none reads more than it answers, none sorts.
+#[test]
+fn every_look_uses_its_index() {
+    let ways = [
+        (
+            "NUMBER",
+            "SEARCH a USING PRIMARY KEY (namespace=? AND id=?); SCALAR SUBQUERY 1; SEARCH namespaces USING COVERING INDEX sqlite_autoindex_namespaces_1 (name=?)",
+        ),
+        ("ADMISSION", "SEARCH admissions USING PRIMARY KEY (namespace=? AND id=?)"),
+        ("LOG", "SEARCH events USING INDEX sqlite_autoindex_events_1 (namespace=? AND workflow=? AND seq>?)"),
+        ("VARIABLE", "SEARCH scratchpad USING PRIMARY KEY (namespace=? AND workflow=? AND key=?)"),
+        ("PAD", "SEARCH scratchpad USING PRIMARY KEY (namespace=? AND workflow=? AND key>?)"),
+        ("NEXT_DUE", "SEARCH heads USING COVERING INDEX heads_timed (wake=? AND due>?)"),
+        ("LIST", "SEARCH heads USING PRIMARY KEY (namespace=? AND workflow<?)"),
+        ("LIST of a name", "SEARCH heads USING INDEX heads_by_name (namespace=? AND name=? AND workflow<?)"),
+        (
+            "LIST of what ended badly",
+            "SEARCH heads USING INDEX heads_ended_badly (namespace=? AND status=? AND workflow<?)",
+        ),
+    ];
+    assert_eq!(plans(sqlite::look_statements()), ways.map(|(name, way)| (name, way.to_owned())));
+}
+
+/// How SQLite carries statements out.
+fn plans(statements: Vec<(&'static str, String)>) -> Vec<(&'static str, String)> {
     let folder = folder();
     let path = folder.path().join("a.db");
     drop(open(&path).expect("it opens"));
     let connection = raw(&path);
-    let taken: Vec<(&str, String)> = sqlite::hot_statements()
+    statements
         .into_iter()
         .map(|(name, text)| {
             let mut statement = connection.prepare(&format!("explain query plan {text}")).expect("it is sound");
@@ -103,8 +131,7 @@ fn every_hot_statement_uses_its_index() {
             }
             (name, way.join("; "))
         })
-        .collect();
-    assert_eq!(taken, ways.map(|(name, way)| (name, way.to_owned())));
+        .collect()
 }
 
 /// A statement that makes a table for itself costs several times its row: a check or an index condition with a list

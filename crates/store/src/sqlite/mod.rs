@@ -30,7 +30,7 @@ use rusqlite::{Connection, OpenFlags};
 use steadfast_core::fingerprint::FingerprintKey;
 
 pub use backup::backup;
-pub use reader::SqliteReader;
+pub use reader::{SqliteReader, look_statements};
 #[doc(hidden)]
 pub use writer::hot_statements;
 

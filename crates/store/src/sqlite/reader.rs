@@ -26,6 +26,67 @@ const WAIT: Duration = Duration::from_secs(5);
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: usize = 10_000;
 
+/// A workflow's number by its id: two primary keys.
+const NUMBER: &str = "select a.namespace, a.workflow from admissions a
+     where a.namespace = (select namespace from namespaces where name = ?1) and a.id = ?2";
+/// A receipt: the primary key.
+const ADMISSION: &str = "select fingerprint, admitted_at from admissions where namespace = ?1 and id = ?2";
+/// A page of a log: the primary key.
+const LOG: &str = "select seq, at, type, version, payload from events
+     where namespace = ?1 and workflow = ?2 and seq >= ?3 order by seq limit ?4";
+/// One variable: the primary key.
+const VARIABLE: &str = "select value, seq from scratchpad where namespace = ?1 and workflow = ?2 and key = ?3";
+/// A page of a scratchpad: the primary key.
+const PAD: &str = "select key, value, seq from scratchpad
+     where namespace = ?1 and workflow = ?2 and key > ?3 order by key limit ?4";
+/// The first time of one kind: the first entry of `heads_timed`.
+const NEXT_DUE: &str = "select min(due) from heads where wake = ?1 and due is not null";
+
+/// What a list walks, from the newest on. The status is compared row by row, but for those few that ended badly.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listing {
+    /// The primary key.
+    All,
+    /// `heads_by_name`.
+    OfName,
+    /// `heads_ended_badly`.
+    EndedBadly,
+}
+
+impl Listing {
+    fn statement(self) -> String {
+        // Without the hint SQLite takes the primary key for all three, and walks over every other workflow.
+        let (index, condition) = match self {
+            Self::All => ("", "?3 is null"),
+            Self::OfName => ("indexed by heads_by_name", "name = ?3"),
+            Self::EndedBadly => ("indexed by heads_ended_badly", "status = ?3 and status in ('failed', 'cancelled')"),
+        };
+        format!(
+            "select {HEAD_COLUMNS} from heads {index} where namespace = ?1 and {condition} and workflow < ?2
+             order by workflow desc limit ?4"
+        )
+    }
+}
+
+/// Every statement of short looks, with its name: for tests of how they are carried out.
+pub fn look_statements() -> Vec<(&'static str, String)> {
+    let fixed = [
+        ("NUMBER", NUMBER),
+        ("ADMISSION", ADMISSION),
+        ("LOG", LOG),
+        ("VARIABLE", VARIABLE),
+        ("PAD", PAD),
+        ("NEXT_DUE", NEXT_DUE),
+    ];
+    let listings = [
+        ("LIST", Listing::All),
+        ("LIST of a name", Listing::OfName),
+        ("LIST of what ended badly", Listing::EndedBadly),
+    ];
+    let fixed = fixed.into_iter().map(|(name, text)| (name, text.to_owned()));
+    fixed.chain(listings.into_iter().map(|(name, listing)| (name, listing.statement()))).collect()
+}
+
 /// Reads a store, beside its owner or alone.
 pub struct SqliteReader {
     path: PathBuf,
@@ -159,10 +220,7 @@ impl SqliteReader {
 
     fn number(connection: &Connection, key: &WorkflowKey) -> Result<Option<(i64, i64)>, StoreError> {
         connection
-            .prepare_cached(
-                "select a.namespace, a.workflow from admissions a
-                 where a.namespace = (select namespace from namespaces where name = ?1) and a.id = ?2",
-            )
+            .prepare_cached(NUMBER)
             .and_then(|mut statement| {
                 statement
                     .query_row(params![key.namespace.as_str(), key.id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
@@ -235,7 +293,7 @@ impl Reader for SqliteReader {
         self.with(|connection| {
             let Some(namespace) = Self::namespace(connection, &key.namespace)? else { return Ok(None) };
             let found: Option<([u8; 33], i64)> = connection
-                .prepare_cached("select fingerprint, admitted_at from admissions where namespace = ?1 and id = ?2")
+                .prepare_cached(ADMISSION)
                 .and_then(|mut statement| {
                     statement.query_row(params![namespace, key.id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
                 })
@@ -263,7 +321,7 @@ impl Reader for SqliteReader {
         self.with(|connection| {
             let Some((namespace, number)) = Self::number(connection, key)? else { return Ok(None) };
             let found: Option<(String, i64)> = connection
-                .prepare_cached("select value, seq from scratchpad where namespace = ?1 and workflow = ?2 and key = ?3")
+                .prepare_cached(VARIABLE)
                 .and_then(|mut statement| {
                     statement.query_row(params![namespace, number, name.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
                 })
@@ -291,28 +349,17 @@ impl Reader for SqliteReader {
         self.with(|connection| {
             let empty = Page { items: Vec::new(), next: None };
             let Some(namespace) = Self::namespace(connection, &filter.namespace)? else { return Ok(empty) };
-            // Each form walks one index from the newest on; the status is then compared row by row, which is why a
-            // page ends after so many looks as well as after so many matches.
-            let ended_badly =
-                filter.name.is_none() && matches!(filter.status, Some(Status::Failed | Status::Cancelled));
-            let condition = if filter.name.is_some() {
-                "name = ?3 and "
-            } else if ended_badly {
-                "status = ?3 and status in ('failed', 'cancelled') and "
-            } else {
-                "?3 is null and "
-            };
-            let text = format!(
-                "select {HEAD_COLUMNS} from heads where namespace = ?1 and {condition} workflow < ?2
-                 order by workflow desc limit ?4"
-            );
-            let third = match (&filter.name, filter.status) {
-                (Some(name), _) => Some(name.as_str()),
-                (None, Some(status)) if ended_badly => Some(status.label()),
-                _ => None,
+            // The status is compared row by row, which is why a page ends after so many looks as well as after so
+            // many matches.
+            let (listing, third) = match (&filter.name, filter.status) {
+                (Some(name), _) => (Listing::OfName, Some(name.as_str())),
+                (None, Some(status @ (Status::Failed | Status::Cancelled))) => {
+                    (Listing::EndedBadly, Some(status.label()))
+                }
+                _ => (Listing::All, None),
             };
             let before = before.map_or(i64::MAX, |cursor| cursor.0);
-            let mut statement = connection.prepare_cached(&text).map_err(sqlite("list workflows"))?;
+            let mut statement = connection.prepare_cached(&listing.statement()).map_err(sqlite("list workflows"))?;
             let mut rows = statement
                 .query(params![namespace, before, third, i64::try_from(LOOK_MAX + 1).unwrap_or(i64::MAX)])
                 .map_err(sqlite("list workflows"))?;
@@ -341,7 +388,7 @@ impl Reader for SqliteReader {
             let mut first: Option<i64> = None;
             for wake in [0, 1] {
                 let due: Option<i64> = connection
-                    .prepare_cached("select min(due) from heads where wake = ?1 and due is not null")
+                    .prepare_cached(NEXT_DUE)
                     .and_then(|mut statement| statement.query_row([wake], |row| row.get(0)))
                     .map_err(sqlite("look for the next due time"))?;
                 first = [first, due].into_iter().flatten().min();
@@ -374,12 +421,7 @@ fn log(
     mut each: impl FnMut(Logged),
 ) -> Result<(), StoreError> {
     let doing = sqlite("read a log");
-    let mut statement = connection
-        .prepare_cached(
-            "select seq, at, type, version, payload from events
-             where namespace = ?1 and workflow = ?2 and seq >= ?3 order by seq limit ?4",
-        )
-        .map_err(&doing)?;
+    let mut statement = connection.prepare_cached(LOG).map_err(&doing)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = statement.query(params![namespace, number, signed(from), limit]).map_err(&doing)?;
     while let Some(row) = rows.next().map_err(&doing)? {
@@ -399,12 +441,7 @@ fn pad(
     mut each: impl FnMut(Variable),
 ) -> Result<(), StoreError> {
     let doing = sqlite("read a scratchpad");
-    let mut statement = connection
-        .prepare_cached(
-            "select key, value, seq from scratchpad
-             where namespace = ?1 and workflow = ?2 and key > ?3 order by key limit ?4",
-        )
-        .map_err(&doing)?;
+    let mut statement = connection.prepare_cached(PAD).map_err(&doing)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let after = after.map_or("", Key::as_str);
     let mut rows = statement.query(params![namespace, number, after, limit]).map_err(&doing)?;
