@@ -128,11 +128,15 @@ fn what_takes_too_long_is_unknown_and_still_happens() {
     // One thread for whatever looks at the store, so that the test can keep looks waiting.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
-        let site = Site::new().await;
-        let hasty =
-            site.beside(steadfast_server::Options { request_timeout: std::time::Duration::ZERO, ..options() }).await;
+        let store = Faulty::new(memory());
+        let plan = store.plan();
+        let site = Site::with(options(), Engine::on(store)).await;
+        let request_timeout = std::time::Duration::from_millis(20);
+        let hasty = site.beside(steadfast_server::Options { request_timeout, ..options() }).await;
+        plan.hold_syncs_after(0);
         let unknown = hasty.start(r#"{"name":"echo","id":"a","input":7}"#).await;
         assert_eq!((unknown.problem().as_str(), &unknown.json()["id"]), ("503 outcome_unknown", &"a".into()));
+        plan.release_syncs();
         let (release, held) = std::sync::mpsc::channel::<()>();
         let holding = tokio::task::spawn_blocking(move || held.recv());
         assert_eq!(hasty.get("/v1/workflows/a").await.problem(), "503 request_timeout");
