@@ -33,6 +33,9 @@ use crate::error::Error;
 
 /// Why the lanes' lock is never poisoned.
 const HELD: &str = "the lanes' lock is held for one push or take";
+/// How long the thread looks for the next command before it sleeps. A step that waits for nothing is back sooner than
+/// a sleeping thread wakes up.
+const AWAKE: Duration = Duration::from_micros(100);
 /// Nothing to do for so long is a quiet time.
 const QUIET: Duration = Duration::from_millis(20);
 
@@ -271,11 +274,25 @@ impl Runner {
         }
     }
 
+    /// Looks for a command for a moment, giving the processor to whoever makes it.
+    fn stay_awake(&self) -> MutexGuard<'_, Lanes> {
+        let begin = Instant::now();
+        loop {
+            let lanes = self.shared.lanes();
+            let idle = lanes.finish.is_empty() && lanes.begin.is_empty() && !lanes.closed && !lanes.woken;
+            if !idle || begin.elapsed() >= AWAKE {
+                return lanes;
+            }
+            drop(lanes);
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits for commands and takes as many as a batch holds, none when there is something else to look at; `None`
     /// when closed and empty.
     fn take(&mut self) -> Option<Vec<Job>> {
         let mut rested = false;
-        let mut lanes = self.shared.lanes();
+        let mut lanes = self.stay_awake();
         loop {
             if std::mem::take(&mut lanes.woken) || !lanes.finish.is_empty() || !lanes.begin.is_empty() {
                 break;
