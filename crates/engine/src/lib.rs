@@ -56,7 +56,7 @@ pub use steadfast_core::options::StartOptions;
 pub use steadfast_core::retry::RetryPolicy;
 pub use steadfast_store as store;
 
-// The examples of the README and the guide are compiled and run with the tests.
+// The examples of the README and the guide are compiled with the tests.
 #[doc = include_str!("../../../README.md")]
 #[cfg(doctest)]
 struct Readme;
