@@ -75,6 +75,13 @@ struct Lanes {
     woken: bool,
 }
 
+impl Lanes {
+    /// No command waits.
+    fn are_empty(&self) -> bool {
+        self.finish.is_empty() && self.begin.is_empty()
+    }
+}
+
 /// Hears what a batch led to: must be short. `None` says that hints were lost with a batch of unknown outcome, so that
 /// whoever waits for any had better look.
 pub(crate) type Listener = Box<dyn Fn(Option<Hints>) + Send + Sync>;
@@ -174,7 +181,7 @@ impl Committer {
         if lanes.closed {
             return Err(Error::Closed);
         }
-        let idle = lanes.finish.is_empty() && lanes.begin.is_empty();
+        let idle = lanes.are_empty();
         match lane {
             Lane::Finish => lanes.finish.push_back(job),
             Lane::Begin => lanes.begin.push_back(job),
@@ -279,7 +286,7 @@ impl Runner {
         let begin = Instant::now();
         loop {
             let lanes = self.shared.lanes();
-            let idle = lanes.finish.is_empty() && lanes.begin.is_empty() && !lanes.closed && !lanes.woken;
+            let idle = lanes.are_empty() && !lanes.closed && !lanes.woken;
             if !idle || begin.elapsed() >= AWAKE {
                 return lanes;
             }
@@ -294,7 +301,7 @@ impl Runner {
         let mut rested = false;
         let mut lanes = self.stay_awake();
         loop {
-            if std::mem::take(&mut lanes.woken) || !lanes.finish.is_empty() || !lanes.begin.is_empty() {
+            if std::mem::take(&mut lanes.woken) || !lanes.are_empty() {
                 break;
             }
             if lanes.closed {
@@ -365,10 +372,7 @@ impl Runner {
     }
 
     fn settle(&mut self, delivery: Delivery) {
-        let more = {
-            let lanes = self.shared.lanes();
-            !lanes.finish.is_empty() || !lanes.begin.is_empty()
-        };
+        let more = !self.shared.lanes().are_empty();
         if let Err((jobs, error)) = self.syncer.settle(delivery, more) {
             self.unknown(jobs, &error);
         }

@@ -5,8 +5,8 @@
 //!      └────── written, more waits ──► syncer's thread ─► one sync for all that lies there ──► told
 //! ```
 //! Under load the committer writes the next batch while the one before it is on its way to the disk, and one sync
-//! covers every batch that was written meanwhile. Nobody hears of a batch before its sync; an
-//! answer that wrote nothing itself may rest on what is not durable yet, so it takes the same way.
+//! covers every batch that was written meanwhile. Nobody hears of a batch before its sync; an answer that wrote
+//! nothing itself may rest on what is not durable yet, so it takes the same way.
 //!
 //! After a failed sync nothing is told any more: all that lies here goes back to the committer, whose callers hear
 //! that the outcome is unknown.

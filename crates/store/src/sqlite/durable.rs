@@ -90,19 +90,25 @@ impl Durable {
 
     /// The writer goes; `checkpointed` when the file has everything.
     pub(super) fn end(&self, checkpointed: bool) {
-        self.state().file = None;
+        let mut state = self.state();
+        state.file = None;
         if checkpointed {
             self.all_durable();
+            drop(state);
             self.changed.notify_all();
         } else {
+            drop(state);
             self.fail();
         }
     }
 
     /// What the log holds is not known from now on, until the next [`Durable::begin`].
     pub(super) fn fail(&self) {
-        self.state().failed = true;
+        // Under the lock, so that no look misses it between its last glance and its wait.
+        let mut state = self.state();
+        state.failed = true;
         self.generation.fetch_add(1, Ordering::SeqCst);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -180,7 +186,7 @@ impl Disk for Durable {
             self.fail();
             return Err(self.file("sync the write-ahead log")(source));
         }
-        // Under the lock, so that no look misses it between its last glance and its wait.
+        // Under the lock, as in `fail`.
         let state = self.state();
         self.synced.fetch_max(reached, Ordering::SeqCst);
         drop(state);
