@@ -9,8 +9,11 @@
 //! lost. The row that was read is judged again here, so a stale page changes nothing.
 //!
 //! # Giving back
-//! A new owner of the store knows that the in-process workers of earlier boots are gone and gives their steps back
-//! at once, so a killed process costs its successor no lease wait. The same goes for claims of an earlier epoch.
+//! The in-process workers of a boot that has ended are gone, and their steps are given back at once, so a killed
+//! process costs nobody a lease wait. Where a store has one owner at a time, every earlier boot has ended; where it has
+//! several, those have whose node lease is over. The same goes for claims of an earlier epoch.
+
+use std::collections::BTreeSet;
 
 use crate::command::Moment;
 use crate::commit::{Ending, end_attempt};
@@ -30,11 +33,32 @@ pub struct Sweep {
     pub deliveries_max: u32,
 }
 
+/// Which owners of the store live, as far as the one who asks knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Boots {
+    /// The last boot that was counted when this was looked up. Nothing is known of later ones.
+    pub until: u64,
+    /// Those of them whose process may still run.
+    pub alive: BTreeSet<u64>,
+}
+
+impl Boots {
+    /// Of a store with one owner at a time: every earlier one is gone.
+    pub fn only(boot: u64) -> Self {
+        Self { until: boot, alive: [boot].into() }
+    }
+
+    /// True when the process of this boot is known to have ended.
+    pub fn is_gone(&self, boot: u64) -> bool {
+        boot <= self.until && !self.alive.contains(&boot)
+    }
+}
+
 /// Gives back the claims of workers that are known to be gone.
 #[derive(Debug, Clone)]
 pub struct GiveBack {
-    /// In-process workers of earlier boots than this one are gone.
-    pub boot: u64,
+    /// Which boots' in-process workers are gone.
+    pub boots: Boots,
     /// Seeds of claim calls whose callers never heard what they were given: nobody holds what they granted.
     pub orphaned: Vec<[u8; 32]>,
     /// Where the last page ended.
@@ -146,7 +170,7 @@ fn gone(claim: &Claim, key: &WorkflowKey, seq: u64, give_back: &GiveBack, moment
     if claim.worker.remote {
         return None;
     }
-    if claim.worker.boot < give_back.boot {
+    if give_back.boots.is_gone(claim.worker.boot) {
         return Some(format!("the process of {label} is gone"));
     }
     let orphaned = give_back.orphaned.iter().any(|seed| Token::derive(seed, key, seq) == claim.token);

@@ -83,7 +83,8 @@ fn sweep() -> Command {
 
 fn every_command() -> Vec<(&'static str, Command)> {
     let cancel = control::Cancel { key: key(), reason: String::new(), by: String::new() };
-    let give_back = sweep::GiveBack { boot: 2, orphaned: vec![], after: None, limit: 10, deliveries_max: 20 };
+    let give_back =
+        sweep::GiveBack { boots: sweep::Boots::only(2), orphaned: vec![], after: None, limit: 10, deliveries_max: 20 };
     vec![
         ("start", start()),
         ("claim", claim()),

@@ -1,31 +1,40 @@
 //! Committer: the one road of every change.
 //!
-//! One thread owns the store's writer. It takes every command that waits, up to a bound, loads the rows they name,
+//! One thread owns a writer of the store; where the store has several, each has a committer of its own, and a workflow
+//! goes to one of them by its id, so that commands of one workflow never wait for each other's rows. It takes every command that waits, up to a bound, loads the rows they name,
 //! decides each in order, saves the difference and commits once. Each caller hears its own outcome when that is
 //! durable, see [`delivery`](crate::delivery). It never waits for a timer to fill a batch: while one is written the next
 //! one gathers.
 //!
 //! # Failures
 //! A save that certainly did not happen is retried command by command, so that one bad row cannot take the others
-//! down. After a commit or a sync of unknown outcome nothing is run again: the callers hear *unknown*, the store
-//! recovers, and a repeated command learns the truth from its id or token.
+//! down; one that lost a race with another node is decided anew as a whole. After a commit or a sync of unknown outcome
+//! nothing is run again before the store has recovered. Where it can then tell what became of the commit, the callers
+//! hear that or the batch is run again; elsewhere they hear *unknown*, and a repeated command learns the truth from its
+//! id or token.
+//!
+//! # Outages
+//! While the store recovers, what finishes work waits: its workers have nothing better to do. What begins work is told
+//! after two seconds that the store is away, and so is everybody who asks meanwhile.
 //!
 //! # Two lanes
 //! What finishes work has a lane that what begins work can never fill. A full finishing lane makes callers wait; a
 //! full beginning lane answers `overloaded`, so that workers never deadlock against their own queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use steadfast_core::command::{Command, Lane, Moment, Outcome, decide};
 use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
-use steadfast_core::sweep::GiveBack;
+use steadfast_core::sweep::{Boots, GiveBack};
+use steadfast_core::text::WorkflowKey;
 use steadfast_store::clock::Clock;
-use steadfast_store::{Identity, Saved, Store, StoreError, Writer};
+use steadfast_store::{Fate, Saved, Store, StoreError, Writer};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::delivery::{Delivery, Syncer};
@@ -38,6 +47,14 @@ const HELD: &str = "the lanes' lock is held for one push or take";
 const AWAKE: Duration = Duration::from_micros(100);
 /// Nothing to do for so long is a quiet time.
 const QUIET: Duration = Duration::from_millis(20);
+/// How often a batch that loses races with other nodes is decided anew before its commands are run one by one.
+const RACES_MAX: u32 = 8;
+/// How long one command may lose races before its caller is told that the store is busy.
+const RACES_TIME: Duration = Duration::from_secs(20);
+/// How long what begins work waits for a store that recovers.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long callers wait to be told what became of a commit.
+const UNKNOWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bounds of a batch and of the queues before it.
 #[derive(Debug, Clone)]
@@ -92,8 +109,10 @@ struct Shared {
     finish_room: Semaphore,
     begin_room: Semaphore,
     bounds: Bounds,
-    /// False while the store recovers from a commit of unknown outcome.
+    /// False while the store recovers.
     well: AtomicBool,
+    /// True when it has done so for long: what begins work is refused at once.
+    refusing: AtomicBool,
 }
 
 /// The way to the committer's thread.
@@ -130,6 +149,7 @@ impl Committer {
             begin_room: Semaphore::new(bounds.begin_waiting),
             bounds,
             well: AtomicBool::new(true),
+            refusing: AtomicBool::new(false),
         });
         let woken = shared.clone();
         let syncer = Syncer::start(writer.disk(), listener, move || woken.wake())?;
@@ -137,9 +157,9 @@ impl Committer {
             shared: shared.clone(),
             syncer,
             writer,
-            identity: store.identity(),
             clock: store.clock(),
             deliveries_max,
+            give_back_all: false,
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -158,6 +178,7 @@ impl Committer {
     /// Sends a command that begins work; refused when too many wait.
     pub(crate) async fn begin(&self, command: Command) -> Result<Outcome, Error> {
         debug_assert_eq!(command.lane(), Lane::Begin);
+        self.refuse()?;
         match self.shared.begin_room.try_acquire() {
             Ok(room) => room.forget(),
             Err(tokio::sync::TryAcquireError::Closed) => return Err(Error::Closed),
@@ -169,6 +190,7 @@ impl Committer {
 
     /// Sends many commands that begin work as one caller that waits for room: for bulk, which is sliced anyway.
     pub(crate) async fn begin_waiting(&self, command: Command) -> Result<Outcome, Error> {
+        self.refuse()?;
         self.shared.begin_room.acquire().await.map_err(|_| Error::Closed)?.forget();
         self.send(command)?.await.unwrap_or(Err(Error::Closed))
     }
@@ -192,6 +214,10 @@ impl Committer {
             self.shared.arrived.notify_one();
         }
         Ok(answer)
+    }
+
+    fn refuse(&self) -> Result<(), Error> {
+        if self.shared.refusing.load(Ordering::Relaxed) { Err(StoreError::Recovering.into()) } else { Ok(()) }
     }
 
     /// True while the store serves.
@@ -230,12 +256,90 @@ impl Drop for Committer {
     }
 }
 
+/// The committers of a store, one for each of its writers.
+pub(crate) struct Committers {
+    all: Vec<Committer>,
+    /// Whose turn it is to claim.
+    turn: AtomicUsize,
+}
+
+impl Committers {
+    /// Starts one thread for each writer that the store has.
+    pub(crate) fn start(
+        store: &dyn Store,
+        bounds: &Bounds,
+        deliveries_max: u32,
+        listener: impl Fn(Option<Hints>) + Clone + Send + Sync + 'static,
+    ) -> Result<Self, StoreError> {
+        let one = |_| Committer::start(store, bounds.clone(), deliveries_max, Box::new(listener.clone()));
+        Ok(Self { all: (0..store.writers()).map(one).collect::<Result<_, _>>()?, turn: AtomicUsize::new(0) })
+    }
+
+    /// The one for this command. Those that name one workflow go by its id.
+    fn of(&self, command: &Command) -> &Committer {
+        let key: Option<&WorkflowKey> = match command {
+            Command::Start(start) => Some(&start.key),
+            Command::Complete(complete) => Some(&complete.held.key),
+            Command::Fail(fail) => Some(&fail.held.key),
+            Command::Cancel(cancel) => Some(&cancel.key),
+            Command::Claim(_) | Command::Heartbeat(_) | Command::Sweep(_) | Command::GiveBack(_) => None,
+        };
+        let n = match key {
+            _ if self.all.len() == 1 => 0,
+            Some(key) => {
+                let mut hash = DefaultHasher::new();
+                key.hash(&mut hash);
+                usize::try_from(hash.finish() % self.all.len() as u64).unwrap_or_default()
+            }
+            None if matches!(command, Command::Claim(_)) => self.turn.fetch_add(1, Ordering::Relaxed) % self.all.len(),
+            None => 0,
+        };
+        &self.all[n]
+    }
+
+    /// Sends a command that finishes work; waits for room.
+    pub(crate) async fn finish(&self, command: Command) -> Result<Outcome, Error> {
+        self.of(&command).finish(command).await
+    }
+
+    /// Sends a command that begins work; refused when too many wait.
+    pub(crate) async fn begin(&self, command: Command) -> Result<Outcome, Error> {
+        self.of(&command).begin(command).await
+    }
+
+    /// Sends many commands that begin work as one caller that waits for room.
+    pub(crate) async fn begin_waiting(&self, command: Command) -> Result<Outcome, Error> {
+        self.of(&command).begin_waiting(command).await
+    }
+
+    /// True while the store serves.
+    pub(crate) fn is_well(&self) -> bool {
+        self.all.iter().all(Committer::is_well)
+    }
+
+    /// How many commands wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.all.iter().map(Committer::waiting).sum()
+    }
+
+    /// Takes no more commands; those that wait are still run.
+    pub(crate) fn close(&self) {
+        self.all.iter().for_each(Committer::close);
+    }
+
+    /// Waits until every thread has run what waited. Blocks.
+    pub(crate) fn join(&self) {
+        self.all.iter().for_each(Committer::join);
+    }
+}
+
 /// How a batch ended.
 enum Ended {
     Decided(Delivery),
     /// Certainly nothing was written: the jobs are to be run one by one, or to be told.
     NotCommitted(Vec<Job>, Error),
-    Unknown(Vec<Job>, StoreError),
+    /// What its callers hear if it turns out to be there.
+    Unknown(Delivery, StoreError),
 }
 
 struct Runner {
@@ -243,9 +347,10 @@ struct Runner {
     /// Goes before the writer: its thread may still sync.
     syncer: Syncer,
     writer: Box<dyn Writer>,
-    identity: Identity,
     clock: Arc<dyn Clock>,
     deliveries_max: u32,
+    /// The epoch has changed: every claim of the one before is to be given back.
+    give_back_all: bool,
 }
 
 impl Drop for Runner {
@@ -277,7 +382,7 @@ impl Runner {
 
     fn look_after_syncs(&mut self) {
         if let Some((jobs, error)) = self.syncer.take_failed() {
-            self.unknown(jobs, &error);
+            self.unknown(jobs, &error, Vec::new());
         }
     }
 
@@ -343,20 +448,34 @@ impl Runner {
     }
 
     fn run_batch(&mut self, mut batch: Vec<Job>) {
+        let began = Instant::now();
+        let mut races = 0;
+        // What earlier decisions turned out to need: named from the beginning when they are made anew.
+        let mut wants = Wants::default();
         loop {
-            match self.attempt(batch) {
+            match self.attempt(batch, &mut wants) {
                 Ended::Decided(delivery) => return self.settle(delivery),
-                Ended::Unknown(jobs, error) => {
-                    self.unknown(jobs, &error);
-                    return;
-                }
-                // An earlier batch has failed on its way to the disk, or a checkpoint: not these commands' fault.
+                Ended::Unknown(delivery, error) => match self.learn(delivery, &error) {
+                    Some(jobs) => batch = jobs,
+                    None => return,
+                },
+                // An earlier batch has failed on its way to the disk, or the database is away: not these commands' fault.
                 Ended::NotCommitted(jobs, Error::Store(error)) if matches!(*error, StoreError::Recovering) => {
                     self.syncer.wait_until_clear();
                     let (told, error) = self.syncer.take_failed().unwrap_or((Vec::new(), StoreError::Recovering));
-                    if !self.unknown(told, &error) {
-                        return tell(jobs, &Error::Closed);
+                    match self.unknown(told, &error, jobs) {
+                        Some(jobs) if jobs.is_empty() => return,
+                        Some(jobs) => batch = jobs,
+                        None => return,
                     }
+                }
+                Ended::NotCommitted(jobs, Error::Store(error))
+                    if matches!(*error, StoreError::Raced { .. })
+                        && (races < RACES_MAX || jobs.len() == 1 && began.elapsed() < RACES_TIME) =>
+                {
+                    races += 1;
+                    // Who raced once may race again; a little apart they do not.
+                    std::thread::sleep(Duration::from_micros(u64::from(races.min(20)) * 100 * (1 + jitter() % 4)));
                     batch = jobs;
                 }
                 Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
@@ -371,24 +490,53 @@ impl Runner {
         }
     }
 
+    /// After a commit of unknown outcome: learns what became of it where the store can tell. Answers the jobs when they
+    /// are to be run again.
+    fn learn(&mut self, delivery: Delivery, error: &StoreError) -> Option<Vec<Job>> {
+        // Those before it are as unknown as it is, and they are not told by the same answer.
+        self.syncer.wait_until_clear();
+        let earlier = self.syncer.take_failed().map(|(jobs, _)| jobs).unwrap_or_default();
+        let mut unknown = Some(delivery);
+        let (fate, orphaned) = self.recover(error, earlier, &mut unknown, &mut Vec::new());
+        let (Some(fate), Some(delivery)) = (fate, unknown) else {
+            self.after_recovery(fate.is_some(), orphaned);
+            return None;
+        };
+        match fate {
+            Fate::Committed => {
+                self.after_recovery(true, orphaned);
+                self.settle(delivery);
+                None
+            }
+            Fate::NotCommitted => {
+                self.after_recovery(true, orphaned);
+                Some(delivery.jobs)
+            }
+            Fate::Unknown => {
+                let orphaned = orphaned.into_iter().chain(tell_unknown(delivery.jobs)).collect();
+                self.after_recovery(true, orphaned);
+                None
+            }
+        }
+    }
+
     fn settle(&mut self, delivery: Delivery) {
         let more = !self.shared.lanes().are_empty();
         if let Err((jobs, error)) = self.syncer.settle(delivery, more) {
-            self.unknown(jobs, &error);
+            self.unknown(jobs, &error, Vec::new());
         }
     }
 
     /// Loads, decides and saves one batch.
-    fn attempt(&mut self, mut jobs: Vec<Job>) -> Ended {
+    fn attempt(&mut self, mut jobs: Vec<Job>, wants: &mut Wants) -> Ended {
         let started = Instant::now();
-        let mut wants = Wants::default();
         for job in &mut jobs {
             let now = *job.now.get_or_insert_with(|| self.clock.now());
-            job.command.wants(&Moment { now, epoch: self.identity.epoch }, &mut wants);
+            job.command.wants(&Moment { now, epoch: self.writer.epoch() }, wants);
         }
         let mut snapshot = Snapshot::new();
         // A panic in a rule is a fault of ours; it must not end the thread that every command depends on.
-        let decided = catch_unwind(AssertUnwindSafe(|| self.decide_all(&jobs, &wants, &mut snapshot)));
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide_all(&jobs, wants, &mut snapshot)));
         let outcomes = match decided {
             Ok(Ok(outcomes)) => outcomes,
             Ok(Err(error)) => {
@@ -410,7 +558,8 @@ impl Runner {
             (self.writer.save(&snapshot), hints)
         }));
         let Ok((saved, hints)) = saved else {
-            return Ended::Unknown(jobs, StoreError::Recovering);
+            let delivery = Delivery { jobs, outcomes, hints: snapshot.hints(), written: true };
+            return Ended::Unknown(delivery, StoreError::Recovering);
         };
         match saved {
             Saved::Written => {
@@ -421,19 +570,22 @@ impl Runner {
                 Ended::Decided(Delivery { jobs, outcomes, hints, written: true })
             }
             Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
-            Saved::Unknown(error) => Ended::Unknown(jobs, error),
+            Saved::Unknown(error) => Ended::Unknown(Delivery { jobs, outcomes, hints, written: true }, error),
         }
     }
 
-    fn decide_all(&mut self, jobs: &[Job], wants: &Wants, snapshot: &mut Snapshot) -> Result<Vec<Outcome>, Error> {
+    fn decide_all(&mut self, jobs: &[Job], wants: &mut Wants, snapshot: &mut Snapshot) -> Result<Vec<Outcome>, Error> {
         self.writer.load(wants, snapshot)?;
         let mut outcomes = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let moment = Moment { now: job.now.unwrap_or_default(), epoch: self.identity.epoch };
+            let moment = Moment { now: job.now.unwrap_or_default(), epoch: self.writer.epoch() };
             outcomes.push(loop {
                 match decide(snapshot, &job.command, &moment) {
                     Ok(outcome) => break outcome,
-                    Err(Stop::Missing(wants)) => self.writer.load(&wants, snapshot)?,
+                    Err(Stop::Missing(missing)) => {
+                        self.writer.load(&missing, snapshot)?;
+                        wants.heads.extend(missing.heads);
+                    }
                     Err(Stop::Illegal(illegal)) => return Err(Error::Internal(illegal.to_string())),
                 }
             });
@@ -441,56 +593,101 @@ impl Runner {
         Ok(outcomes)
     }
 
-    /// Tells everybody that the outcome is unknown, and makes the store well before the next batch. False when that
-    /// was given up because the engine is closed.
-    fn unknown(&mut self, mut jobs: Vec<Job>, error: &StoreError) -> bool {
+    /// Tells everybody whose outcome is unknown, and makes the store well before the next batch; `waiting` are those
+    /// that were certainly not run. Answers whom of these to run now; `None` when the engine is closed.
+    fn unknown(&mut self, mut jobs: Vec<Job>, error: &StoreError, mut waiting: Vec<Job>) -> Option<Vec<Job>> {
         // Nothing may be on its way to the disk while the store recovers; what fails on it has the same fate.
         self.syncer.wait_until_clear();
         if let Some((more, _)) = self.syncer.take_failed() {
             jobs.extend(more);
         }
-        tracing::error!(commands = jobs.len(), %error, "the outcome of a commit is unknown; the store recovers");
-        metrics::counter!("steadfast_commits_unknown_total").increment(1);
-        self.shared.well.store(false, Ordering::Relaxed);
-        // What these commands may have been given, nobody will ever hear of.
-        let orphaned: Vec<[u8; 32]> = jobs
-            .iter()
-            .filter_map(|job| match &job.command {
-                Command::Claim(request) if request.id.is_none() => Some(request.terms.seed),
-                Command::Start(start) => start.claim.as_ref().map(|terms| terms.seed),
-                _ => None,
-            })
-            .collect();
-        // Those of an earlier time that were about to be given back.
-        let earlier = jobs.iter().filter_map(|job| match &job.command {
-            Command::GiveBack(give_back) => Some(give_back.orphaned.clone()),
-            _ => None,
-        });
-        let orphaned: Vec<[u8; 32]> = earlier.flatten().chain(orphaned).collect();
-        for job in jobs {
-            let id = match &job.command {
-                Command::Start(start) => Some(start.key.id.clone()),
-                _ => None,
-            };
-            // A caller that went away learns it from its id.
-            let _ = job.reply.send(Err(Error::OutcomeUnknown { id }));
+        let (fate, orphaned) = self.recover(error, jobs, &mut None, &mut waiting);
+        self.after_recovery(fate.is_some(), orphaned);
+        if fate.is_none() {
+            tell(waiting, &Error::Closed);
+            return None;
         }
+        Some(waiting)
+    }
+
+    /// Makes the store well again. `unknown` are told at once that their outcome is not known, `delivery` when it takes
+    /// long, and what begins work among `waiting` that the store is away. Answers what became of the last save, `None`
+    /// when the engine is closed, and the seeds of claims that nobody will ever hear of.
+    fn recover(
+        &mut self,
+        error: &StoreError,
+        unknown: Vec<Job>,
+        delivery: &mut Option<Delivery>,
+        waiting: &mut Vec<Job>,
+    ) -> (Option<Fate>, Vec<[u8; 32]>) {
+        let commands = unknown.len() + delivery.as_ref().map_or(0, |delivery| delivery.jobs.len());
+        if commands > 0 {
+            tracing::error!(commands, %error, "the outcome of a commit is unknown; the store recovers");
+            metrics::counter!("steadfast_commits_unknown_total").increment(1);
+        } else {
+            tracing::warn!(%error, "the store is away; it recovers");
+        }
+        let began = Instant::now();
+        self.shared.well.store(false, Ordering::Relaxed);
+        let mut orphaned = tell_unknown(unknown);
+        let epoch = self.writer.epoch();
         let mut pause = Duration::from_millis(10);
-        while let Err(error) = self.writer.recover() {
-            tracing::error!(%error, "the store is not well yet");
+        let fate = loop {
+            match self.writer.recover() {
+                Ok(fate) => break Some(fate),
+                Err(error) => tracing::warn!(%error, "the store is not well yet"),
+            }
             if self.shared.lanes().closed {
-                return false;
+                break None;
+            }
+            if began.elapsed() >= PATIENCE {
+                self.refuse_beginnings(waiting);
+            }
+            if began.elapsed() >= UNKNOWN_PATIENCE
+                && let Some(delivery) = delivery.take()
+            {
+                orphaned.extend(tell_unknown(delivery.jobs));
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_secs(1));
+            pause = (pause * 2).min(Duration::from_millis(250));
+        };
+        if fate.is_none()
+            && let Some(delivery) = delivery.take()
+        {
+            orphaned.extend(tell_unknown(delivery.jobs));
         }
-        self.shared.well.store(true, Ordering::Relaxed);
-        tracing::info!("the store is well again");
+        if fate.is_some() {
+            self.shared.well.store(true, Ordering::Relaxed);
+            self.shared.refusing.store(false, Ordering::Relaxed);
+            tracing::info!(seconds = began.elapsed().as_secs_f64(), "the store is well again");
+            // Claims of an earlier epoch are void: whoever waits for their lease would wait for nothing.
+            if self.writer.epoch() != epoch {
+                self.give_back_all = true;
+            }
+        }
+        (fate, orphaned)
+    }
+
+    /// Tells everybody who wants to begin something that the store is away.
+    fn refuse_beginnings(&self, waiting: &mut Vec<Job>) {
+        self.shared.refusing.store(true, Ordering::Relaxed);
+        let refused: Vec<Job> = self.shared.lanes().begin.drain(..).collect();
+        self.shared.begin_room.add_permits(refused.len());
+        let (begin, finish) = std::mem::take(waiting).into_iter().partition(|job| job.command.lane() == Lane::Begin);
+        *waiting = finish;
+        tell(refused, &StoreError::Recovering.into());
+        tell(begin, &StoreError::Recovering.into());
+    }
+
+    /// What is to be done once after the store is well again.
+    fn after_recovery(&mut self, well: bool, orphaned: Vec<[u8; 32]>) {
+        if !well {
+            return;
+        }
         self.syncer.hints_were_lost();
-        if !orphaned.is_empty() {
+        if std::mem::take(&mut self.give_back_all) || !orphaned.is_empty() {
             self.give_back(orphaned);
         }
-        true
     }
 
     /// Gives back what claims of unknown outcome were granted, before anything else runs.
@@ -498,28 +695,29 @@ impl Runner {
         let mut after = None;
         loop {
             let command = Command::GiveBack(GiveBack {
-                boot: self.identity.boot,
+                // Whose process has ended is judged elsewhere.
+                boots: Boots { until: 0, alive: BTreeSet::new() },
                 orphaned: orphaned.clone(),
                 after,
                 limit: 512,
                 deliveries_max: self.deliveries_max,
             });
             let (reply, _) = oneshot::channel();
-            let outcome = match self.attempt(vec![Job { command, reply, now: None }]) {
+            let outcome = match self.attempt(vec![Job { command, reply, now: None }], &mut Wants::default()) {
                 Ended::Decided(delivery) => {
                     let outcome = delivery.outcomes.first().cloned();
                     match self.syncer.settle(delivery, false) {
                         Ok(()) => outcome,
                         Err((jobs, error)) => {
-                            self.unknown(jobs, &error);
+                            self.unknown(jobs, &error, Vec::new());
                             return;
                         }
                     }
                 }
                 // Their leases end them; later, but as surely.
                 Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),
-                Ended::Unknown(jobs, error) => {
-                    self.unknown(jobs, &error);
+                Ended::Unknown(delivery, error) => {
+                    self.unknown(delivery.jobs, &error, Vec::new());
                     return;
                 }
             };
@@ -529,6 +727,32 @@ impl Runner {
             }
         }
     }
+}
+
+/// Tells that an outcome is not known. Answers the seeds of claims that nobody will ever hear of.
+fn tell_unknown(jobs: Vec<Job>) -> Vec<[u8; 32]> {
+    let mut orphaned = Vec::new();
+    for job in jobs {
+        let id = match &job.command {
+            Command::Start(start) => Some(start.key.id.clone()),
+            _ => None,
+        };
+        match job.command {
+            Command::Claim(request) if request.id.is_none() => orphaned.push(request.terms.seed),
+            Command::Start(start) => orphaned.extend(start.claim.map(|terms| terms.seed)),
+            // Those of an earlier time that were about to be given back.
+            Command::GiveBack(give_back) => orphaned.extend(give_back.orphaned),
+            _ => {}
+        }
+        // A caller that went away learns it from its id.
+        let _ = job.reply.send(Err(Error::OutcomeUnknown { id }));
+    }
+    orphaned
+}
+
+/// A number that differs from node to node and from time to time, for waiting apart.
+fn jitter() -> u64 {
+    std::collections::hash_map::RandomState::new().hash_one(Instant::now())
 }
 
 fn tell(jobs: Vec<Job>, error: &Error) {

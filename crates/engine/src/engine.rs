@@ -25,11 +25,12 @@ use steadfast_core::state::Status;
 use steadfast_core::sweep::{GiveBack, Report, Sweep};
 use steadfast_core::text::{Key, Name, Namespace, Step, Tag, WorkflowId, WorkflowKey};
 use steadfast_store::clock::Clock;
+use steadfast_store::postgres::{self, PostgresStore};
 use steadfast_store::sqlite::SqliteStore;
 use steadfast_store::{Reader, Store};
 use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
-use crate::committer::{Bounds, Committer};
+use crate::committer::{Bounds, Committers};
 use crate::context::Seen;
 use crate::definition::{Definition, Known, StepResult};
 use crate::error::Error;
@@ -45,6 +46,8 @@ const POLL_SKIPPED: Duration = Duration::from_millis(200);
 const POLL_END: Duration = Duration::from_secs(5);
 /// Looks at the store that run at the same time: what its reading connections can serve.
 const LOOKS: usize = 8;
+/// How often a node looks for others that are gone.
+const NODES_POLL: Duration = Duration::from_secs(1);
 /// Heads in one sweep: a slice that a claim or commit can wait behind.
 const SWEEP_LIMIT: usize = 512;
 /// Starts of a bulk that are under way together.
@@ -141,12 +144,9 @@ impl Builder {
         };
         let hub = Arc::new(Hub::default());
         let listening = hub.clone();
-        let committer = Committer::start(
-            &*self.store,
-            self.bounds,
-            self.limits.deliveries_max,
-            Box::new(move |hints| listening.hear(hints)),
-        )?;
+        let committer = Committers::start(&*self.store, &self.bounds, self.limits.deliveries_max, move |hints| {
+            listening.hear(hints);
+        })?;
         let (stage, _) = watch::channel(Stage::Running);
         let inner = Arc::new(Inner {
             committer,
@@ -156,7 +156,7 @@ impl Builder {
             definitions,
             announced: RwLock::new(Arc::new(announced)),
             worker: WorkerRef {
-                label: format!("n1.b{}.p{}", identity.boot, std::process::id()).into(),
+                label: format!("n{}.b{}.p{}", self.store.node(), identity.boot, std::process::id()).into(),
                 boot: identity.boot,
                 remote: false,
             },
@@ -172,6 +172,7 @@ impl Builder {
             hub,
             stage,
             seeds: Seeds::new()?,
+            is_shared: self.store.is_shared(),
             store: Mutex::new(Some(self.store)),
         });
         if loops {
@@ -277,7 +278,7 @@ impl Seeds {
 }
 
 pub(crate) struct Inner {
-    pub(crate) committer: Committer,
+    pub(crate) committer: Committers,
     pub(crate) reader: Arc<dyn Reader>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) definitions: BTreeMap<Name, Known>,
@@ -299,6 +300,8 @@ pub(crate) struct Inner {
     hub: Arc<Hub>,
     stage: watch::Sender<Stage>,
     seeds: Seeds,
+    /// Other processes may have the store open too.
+    is_shared: bool,
     /// Let go of by `shutdown`, so that the next owner can open it while handles of this engine are still around.
     store: Mutex<Option<Arc<dyn Store>>>,
 }
@@ -394,12 +397,22 @@ impl Inner {
             wait(&engine, engine.hub.due.notified(), pause).await;
             Ok(())
         });
+        if self.is_shared {
+            supervise(self, "nodes", |engine| async move {
+                wait(&engine, std::future::pending(), NODES_POLL).await;
+                engine.reap().await
+            });
+        }
         let engine = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = engine.give_back().await
-                && !matches!(error, Error::Closed)
-            {
-                tracing::error!(%error, "claims of earlier processes could not be given back; their leases end them");
+            loop {
+                match engine.give_back().await {
+                    Ok(_) | Err(Error::Closed) => return,
+                    Err(error) => {
+                        tracing::warn!(%error, "giving back what earlier processes held is tried again");
+                        wait(&engine, std::future::pending(), POLL).await;
+                    }
+                }
             }
         });
     }
@@ -438,10 +451,11 @@ impl Inner {
 
     /// Gives back the claims of earlier processes, page by page, so that they cost nobody a lease.
     pub(crate) async fn give_back(&self) -> Result<usize, Error> {
+        let boots = self.ask(|store| store.boots()).await?;
         let (mut given_back, mut after) = (0, None);
         loop {
             let command = Command::GiveBack(GiveBack {
-                boot: self.worker.boot,
+                boots: boots.clone(),
                 orphaned: Vec::new(),
                 after: after.clone(),
                 limit: SWEEP_LIMIT,
@@ -466,6 +480,28 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Asks the store something beside the async threads.
+    async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&dyn Store) -> Result<T, steadfast_store::StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::Closed)?;
+        let asked = tokio::task::spawn_blocking(move || ask(&*store)).await;
+        asked
+            .map_err(|error| Error::Internal(format!("a question to the store ended early: {error}")))?
+            .map_err(Error::from)
+    }
+
+    /// Gives back what an owner of the store held that is gone, one after the other.
+    async fn reap(&self) -> Result<(), Error> {
+        while let Some(boot) = self.ask(|store| store.next_gone()).await? {
+            tracing::warn!(boot, "a node is gone; its steps are given back");
+            self.give_back().await?;
+            self.ask(move |store| store.bury(boot)).await?;
+        }
+        Ok(())
     }
 
     /// Runs a short look at the store beside the async threads.
@@ -886,15 +922,20 @@ fn end_of(event: Event) -> Option<End> {
 }
 
 impl Engine {
-    /// Opens a store: `sqlite:PATH`, or a path.
+    /// Opens a store: `sqlite:PATH`, a path, or `postgres://USER@HOST/DATABASE`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for another kind of URL, [`Error::Store`] when it cannot be opened.
     pub fn open(url: &str) -> Result<Builder, Error> {
+        if postgres::is_postgres(url) {
+            return Ok(Self::on(PostgresStore::open(url)?));
+        }
         let path = match url.split_once(':') {
             Some(("sqlite", path)) => path.strip_prefix("//").unwrap_or(path),
             Some((scheme, _)) if scheme.len() > 1 && !scheme.contains('/') => {
-                let problem = format!("has the scheme {scheme}, which this release cannot open; give sqlite:PATH");
+                let problem = format!(
+                    "has the scheme {scheme}, which this release cannot open; give sqlite:PATH or postgres://.."
+                );
                 return Err(Invalid::new("invalid_store", "store", problem).into());
             }
             _ => url,

@@ -293,7 +293,8 @@ async fn a_durable_sleep_ends_on_time_by_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_beginning_lane_refuses_and_finishing_goes_on() {
     let clock = Arc::new(ManualClock::new(1_000));
-    let bounds = Bounds { begin_waiting: 1, ..Bounds::default() };
+    // One place more than the loop that claims may take.
+    let bounds = Bounds { begin_waiting: 2, ..Bounds::default() };
     let engine = Engine::on(MemoryStore::new(clock)).register("count", count_up).bounds(bounds).run().unwrap();
     let starts = (0..200).map(|n| engine.start_request(Request::new("count").id(format!("o-{n}")).input(&3)));
     let outcomes = futures_util::future::join_all(starts).await;

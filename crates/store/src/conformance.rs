@@ -248,6 +248,6 @@ scenarios! { ($)
         a_failed_sync_is_unknown
         a_commit_of_unknown_outcome
         a_claim_of_unknown_outcome
-        one_writer_at_a_time
+        as_many_writers_as_the_store_says
     }
 }

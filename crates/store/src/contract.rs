@@ -10,6 +10,7 @@ use steadfast_core::head::Head;
 use steadfast_core::json::Json;
 use steadfast_core::snapshot::{Admission, Snapshot, Wants};
 use steadfast_core::state::Status;
+use steadfast_core::sweep::Boots;
 use steadfast_core::text::{Key, Name, Namespace, WorkflowKey};
 use steadfast_core::verify::Fault;
 
@@ -20,23 +21,63 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Which life of which store this is.
     fn identity(&self) -> Identity;
 
+    /// The number of this process among those that have the store open.
+    fn node(&self) -> u32 {
+        1
+    }
+
     /// The time this store judges by.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// The one connection that writes.
+    /// A connection that writes.
     ///
     /// # Errors
-    /// [`StoreError`] when it cannot be opened, or was taken already.
+    /// [`StoreError`] when it cannot be opened, or when there are as many as there may be.
     fn writer(&self) -> Result<Box<dyn Writer>, StoreError>;
+
+    /// How many connections of this process may write at the same time.
+    fn writers(&self) -> usize {
+        1
+    }
 
     /// Short looks from any thread, beside the writer.
     fn reader(&self) -> Arc<dyn Reader>;
+
+    /// Which owners of the store live. Unless told otherwise a store has one at a time.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be looked up.
+    fn boots(&self) -> Result<Boots, StoreError> {
+        Ok(Boots::only(self.identity().boot))
+    }
+
+    /// True when other processes may have the store open too.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Another owner that is gone, once: whoever is answered its boot gives back what it held, and then buries it.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be looked up.
+    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
+        Ok(None)
+    }
+
+    /// Forgets an owner that is gone, after what it held was given back.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be done; the owner is then answered again later.
+    fn bury(&self, boot: u64) -> Result<(), StoreError> {
+        let _ = boot;
+        Ok(())
+    }
 }
 
-/// Which life of which store this is; fixed while it is open.
+/// Which life of which store this is. Boot and secret are fixed while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Raised on restore; claims of earlier epochs are void.
+    /// Raised on restore and on failover; claims of earlier epochs are void. A writer tells the present one.
     pub epoch: u64,
     /// Counts the owners of the store.
     pub boot: u64,
@@ -54,6 +95,9 @@ pub trait Writer: Send {
     /// [`StoreError`]; the transaction is then still to be abandoned.
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError>;
 
+    /// The store's epoch as of the last load or recovery: that of every claim which is granted now.
+    fn epoch(&self) -> u64;
+
     /// Writes the snapshot's difference and commits. It is durable once [`Disk::sync`] has returned after it, and no
     /// reader of the store shows it before.
     fn save(&mut self, snapshot: &Snapshot) -> Saved;
@@ -69,11 +113,22 @@ pub trait Writer: Send {
     fn rest(&mut self) {}
 
     /// Called after [`Saved::Unknown`] or a failed [`Disk::sync`] until it succeeds: makes sure that what the store
-    /// shows from now on is durable. Nothing is loaded or saved before.
+    /// shows from now on is durable, and tells what became of the last save. Nothing is loaded or saved before.
     ///
     /// # Errors
     /// [`StoreError`] when the database is still not well; it is tried again.
-    fn recover(&mut self) -> Result<(), StoreError>;
+    fn recover(&mut self) -> Result<Fate, StoreError>;
+}
+
+/// What became of a save of unknown outcome, as far as a recovery can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is there, and durable.
+    Committed,
+    /// Certainly without a trace; it may be done again.
+    NotCommitted,
+    /// Only a look at its content tells.
+    Unknown,
 }
 
 /// The way to the disk.
@@ -253,6 +308,27 @@ pub enum StoreError {
         #[source]
         source: rusqlite::Error,
     },
+    /// PostgreSQL said no, or said nothing.
+    #[error("{doing}")]
+    Postgres {
+        /// What we were doing.
+        doing: &'static str,
+        /// What it said.
+        #[source]
+        source: tokio_postgres::Error,
+    },
+    /// No server of a PostgreSQL store can be used now.
+    #[error("no server can be used: {tried}")]
+    NoServer {
+        /// Each with the reason.
+        tried: String,
+    },
+    /// The URL of a store is not one.
+    #[error("the store's URL cannot be used: {problem}")]
+    Place {
+        /// What is wrong, and what to give.
+        problem: String,
+    },
     /// A file could not be used.
     #[error("{doing} {path}")]
     File {
@@ -308,11 +384,17 @@ pub enum StoreError {
         source: DecodeError,
     },
     /// The writer was already handed out.
-    #[error("the store's writer is in use; a store has one")]
+    #[error("the store's writers are in use")]
     WriterTaken,
-    /// The store is being recovered after a commit whose outcome was unknown.
-    #[error("the store is recovering after a failed commit; try again shortly")]
+    /// The store is being recovered after a commit whose outcome was unknown, or after its database went away.
+    #[error("the store is recovering; try again shortly")]
     Recovering,
+    /// Somebody else came first: nothing was written, and the same commands decided anew see what he did.
+    #[error("{doing} met another node; it is tried again")]
+    Raced {
+        /// What we were doing.
+        doing: &'static str,
+    },
     /// A fault that a test asked for.
     #[error("injected fault: {0}")]
     Injected(&'static str),
@@ -322,13 +404,19 @@ impl StoreError {
     /// The stable code.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Sqlite { .. } | Self::File { .. } | Self::Injected(_) => "store_unavailable",
+            Self::Sqlite { .. }
+            | Self::Postgres { .. }
+            | Self::NoServer { .. }
+            | Self::File { .. }
+            | Self::Injected(_) => "store_unavailable",
+            Self::Place { .. } => "invalid_store",
             Self::Owned { .. } => "store_owned",
             Self::Foreign { .. } => "store_foreign",
             Self::Version { .. } => "sqlite_too_old",
             Self::Corrupt { .. } | Self::Event { .. } => "store_corrupt",
             Self::WriterTaken => "writer_taken",
             Self::Recovering => "store_recovering",
+            Self::Raced { .. } => "store_busy",
         }
     }
 }

@@ -9,9 +9,10 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 
 use steadfast_core::snapshot::{Snapshot, Wants};
+use steadfast_core::sweep::Boots;
 
 use crate::clock::Clock;
-use crate::contract::{Disk, Identity, Reader, Saved, Store, StoreError, Writer};
+use crate::contract::{Disk, Fate, Identity, Reader, Saved, Store, StoreError, Writer};
 
 /// What to do at the next save (or load) instead of the plain thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +120,30 @@ impl<S: Store> Store for Faulty<S> {
     fn reader(&self) -> Arc<dyn Reader> {
         self.inner.reader()
     }
+
+    fn boots(&self) -> Result<Boots, StoreError> {
+        self.inner.boots()
+    }
+
+    fn node(&self) -> u32 {
+        self.inner.node()
+    }
+
+    fn writers(&self) -> usize {
+        self.inner.writers()
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
+    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
+        self.inner.next_gone()
+    }
+
+    fn bury(&self, boot: u64) -> Result<(), StoreError> {
+        self.inner.bury(boot)
+    }
 }
 
 struct FaultyWriter {
@@ -181,7 +206,12 @@ impl Writer for FaultyWriter {
         self.inner.rest();
     }
 
-    fn recover(&mut self) -> Result<(), StoreError> {
-        self.inner.recover()
+    fn epoch(&self) -> u64 {
+        self.inner.epoch()
+    }
+
+    fn recover(&mut self) -> Result<Fate, StoreError> {
+        // What was made up here is not known to the store below.
+        self.inner.recover().map(|_| Fate::Unknown)
     }
 }

@@ -8,10 +8,13 @@ pub mod clock;
 mod contract;
 pub mod faults;
 pub mod memory;
+pub mod postgres;
 pub mod sqlite;
+mod stored;
 
 pub mod conformance;
 
 pub use contract::{
-    Cursor, Disk, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
+    Cursor, Disk, Fate, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified,
+    Writer,
 };

@@ -18,7 +18,8 @@ use steadfast_core::verify::{Fault, Rebuilt};
 
 use crate::clock::Clock;
 use crate::contract::{
-    Cursor, Disk, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified, Writer,
+    Cursor, Disk, Fate, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified,
+    Writer,
 };
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
@@ -289,8 +290,12 @@ impl Writer for MemoryWriter {
 
     fn abandon(&mut self) {}
 
-    fn recover(&mut self) -> Result<(), StoreError> {
-        Ok(())
+    fn epoch(&self) -> u64 {
+        self.store.shared.identity.epoch
+    }
+
+    fn recover(&mut self) -> Result<Fate, StoreError> {
+        Ok(Fate::Unknown)
     }
 }
 

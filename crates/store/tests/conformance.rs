@@ -6,6 +6,10 @@ mod memory {
     steadfast_store::conformance_tests!(crate::harness::Memory::default());
 }
 
+mod postgres {
+    steadfast_store::conformance_tests!(crate::harness::Postgres::default());
+}
+
 mod sqlite {
     steadfast_store::conformance_tests!(crate::harness::Sqlite::default());
 }

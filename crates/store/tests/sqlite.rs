@@ -584,7 +584,13 @@ impl Chain {
         let store = Self::open(&path, &work);
         let mut writer = store.writer().expect("it has one");
         let moment = Moment { now: DAY_ONE + 3_600_000, epoch: 1 };
-        let give_back = sweep::GiveBack { boot: 2, orphaned: Vec::new(), after: None, limit: 10, deliveries_max: 20 };
+        let give_back = sweep::GiveBack {
+            boots: sweep::Boots::only(2),
+            orphaned: Vec::new(),
+            after: None,
+            limit: 10,
+            deliveries_max: 20,
+        };
         let claim = steadfast_core::claim::Request { terms: terms(u64::MAX), n: 1, id: None };
         let applied = apply(writer.as_mut(), &moment, &[Command::GiveBack(give_back)]);
         assert!(

@@ -26,6 +26,7 @@ use steadfast_core::commit;
 use steadfast_core::event::Writes;
 use steadfast_core::head::Token;
 use steadfast_core::json::Json;
+use steadfast_core::sweep::Boots;
 use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
 
 use super::verbs::{self, Does};
@@ -85,6 +86,30 @@ impl Store for Boxed {
 
     fn reader(&self) -> Arc<dyn Reader> {
         self.0.reader()
+    }
+
+    fn boots(&self) -> Result<Boots, StoreError> {
+        self.0.boots()
+    }
+
+    fn node(&self) -> u32 {
+        self.0.node()
+    }
+
+    fn writers(&self) -> usize {
+        self.0.writers()
+    }
+
+    fn is_shared(&self) -> bool {
+        self.0.is_shared()
+    }
+
+    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
+        self.0.next_gone()
+    }
+
+    fn bury(&self, boot: u64) -> Result<(), StoreError> {
+        self.0.bury(boot)
     }
 }
 
@@ -185,8 +210,8 @@ impl Diary {
         if ready.is_empty() {
             return commands.into_iter().filter_map(Result::err).collect();
         }
-        let moment = Moment { now: self.clock.now(), epoch: self.identity().epoch };
         let open = self.open.as_mut().expect("a store is open");
+        let moment = Moment { now: self.clock.now(), epoch: open.writer.epoch() };
         let applied = apply(open.writer.as_mut(), &moment, &ready);
         let said = match applied {
             Applied::Committed(outcomes) => {

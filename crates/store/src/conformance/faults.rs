@@ -132,9 +132,14 @@ pub(super) fn a_claim_of_unknown_outcome(diary: &mut Diary) {
     );
 }
 
-pub(super) fn one_writer_at_a_time(diary: &mut Diary) {
-    assert!(matches!(diary.store().writer().err(), Some(StoreError::WriterTaken)));
+pub(super) fn as_many_writers_as_the_store_says(diary: &mut Diary) {
+    let no_more = |diary: &Diary| {
+        let others: Vec<_> = (1..diary.store().writers()).map(|_| diary.store().writer()).collect();
+        assert!(others.iter().all(Result::is_ok), "the diary has one, the others are there to be taken");
+        assert!(matches!(diary.store().writer().err(), Some(StoreError::WriterTaken)));
+    };
+    no_more(diary);
     diary.tell("start w1      started");
     diary.tell("reopen");
-    assert!(matches!(diary.store().writer().err(), Some(StoreError::WriterTaken)));
+    no_more(diary);
 }

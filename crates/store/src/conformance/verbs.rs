@@ -485,7 +485,7 @@ fn sweep(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
 
 fn give_back(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
     Ok(Command::GiveBack(sweep::GiveBack {
-        boot: diary.identity().boot,
+        boots: diary.store().boots().expect("the boots are looked up"),
         orphaned: if words.has("orphaned") { diary.orphaned.clone() } else { Vec::new() },
         after: if words.has("on") { diary.given_back_to.clone() } else { None },
         limit: words.number("limit").unwrap_or(100),

@@ -11,12 +11,12 @@ use steadfast_core::event::Event;
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::{Head, Wake};
 use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
-use steadfast_core::state::State;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 
-use super::rows::{self, HEAD_COLUMNS, stored_options, wake_number};
+use super::rows::{self, HEAD_COLUMNS};
 use super::{Shared, connect_whole};
-use crate::contract::{Disk, Saved, StoreError, Writer};
+use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
+use crate::stored::{Stored, signed, stored_options, wake_number};
 
 /// Pages in the write-ahead log from which a quiet moment is used for a checkpoint: 4 MiB.
 const CHECKPOINT_QUIET_PAGES: u32 = 1_000;
@@ -548,13 +548,7 @@ struct HeadStatements<'a> {
 impl HeadStatements<'_> {
     fn write(&mut self, changed: &ChangedHead<'_>, (namespace, number): (i64, i64)) -> Result<(), StoreError> {
         let ChangedHead { head, change, .. } = changed;
-        let visit = head.visit();
-        let claim = head.claim.as_ref();
-        let placed = head.placed();
-        let code = match &head.state {
-            State::Failed { code } => Some(code.as_str()),
-            _ => None,
-        };
+        let columns = Stored::of(head);
         let doing = sqlite("write a head");
         let statement = match change {
             HeadChange::Insert => &mut self.insert,
@@ -564,28 +558,28 @@ impl HeadStatements<'_> {
         let common = params![
             namespace,
             number,
-            signed(head.seq),
-            head.updated_at,
-            head.status().label(),
-            code,
-            visit.map(|visit| visit.step.as_str()),
-            visit.map(|visit| signed(visit.visit)),
-            visit.map(|visit| visit.attempt),
-            visit.map(|visit| visit.delivery),
-            claim.map(|claim| claim.token.0),
-            claim.map(|claim| signed(claim.epoch)),
-            claim.map(|claim| &*claim.worker.label),
-            claim.map(|claim| signed(claim.worker.boot)),
-            claim.map(|claim| claim.worker.remote),
-            claim.map(|claim| claim.started_at),
-            claim.map(|claim| signed(claim.lease_ms)),
-            claim.map(|claim| claim.lease_until),
-            claim.map(|claim| claim.step_deadline),
-            claim.and_then(|claim| claim.progress.as_ref()).map(|progress| progress.as_str()),
+            columns.seq,
+            columns.updated_at,
+            columns.status,
+            columns.code,
+            columns.step,
+            columns.visit,
+            columns.attempt,
+            columns.delivery,
+            columns.token,
+            columns.epoch,
+            columns.worker,
+            columns.boot,
+            columns.remote,
+            columns.started_at,
+            columns.lease_ms,
+            columns.lease_until,
+            columns.step_deadline,
+            columns.progress,
         ];
-        let place = params![placed.rank, placed.due.map(|(wake, _)| wake_number(wake)), placed.due.map(|(_, due)| due)];
-        let options = stored_options(&head.options);
-        let fixed = params![head.key.id.as_str(), head.name.as_str(), options, head.options.priority, head.created_at];
+        let place = params![columns.rank, columns.wake, columns.due];
+        let options = if *change == HeadChange::Insert { stored_options(&head.options) } else { None };
+        let fixed = params![columns.id, columns.name, options, columns.priority, columns.created_at];
         let all = common.iter().chain(match change {
             HeadChange::InPlace => &[][..],
             _ => place,
@@ -601,10 +595,6 @@ impl HeadStatements<'_> {
         }
         Ok(())
     }
-}
-
-fn signed(n: u64) -> i64 {
-    i64::try_from(n).expect("counters stay far below 2^63")
 }
 
 impl Writer for SqliteWriter {
@@ -723,7 +713,11 @@ impl Writer for SqliteWriter {
         }
     }
 
-    fn recover(&mut self) -> Result<(), StoreError> {
+    fn epoch(&self) -> u64 {
+        self.shared.identity.epoch
+    }
+
+    fn recover(&mut self) -> Result<Fate, StoreError> {
         self.connection = None;
         self.known.clear();
         self.in_transaction = false;
@@ -734,7 +728,7 @@ impl Writer for SqliteWriter {
         self.adopt(connection)?;
         self.wal_pages.store(0, Ordering::Relaxed);
         self.shared.reader.reopen();
-        Ok(())
+        Ok(Fate::Unknown)
     }
 }
 

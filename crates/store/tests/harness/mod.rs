@@ -9,6 +9,7 @@ use steadfast_store::Store;
 use steadfast_store::clock::Clock;
 use steadfast_store::conformance::Harness;
 use steadfast_store::memory::MemoryStore;
+use steadfast_store::postgres::{self, PostgresStore};
 use steadfast_store::sqlite::{self, SqliteStore};
 use tempfile::TempDir;
 
@@ -56,6 +57,28 @@ impl Harness for Sqlite {
             sqlite::backup(&from, &self.path()).expect("a backup is made");
         }
         Box::new(SqliteStore::open_with(self.path(), clock, || Ok(SECRET)).expect("the store opens"))
+    }
+}
+
+/// Stores in a PostgreSQL database, each in a schema of its own.
+pub struct Postgres {
+    url: String,
+}
+
+impl Default for Postgres {
+    fn default() -> Self {
+        let base = std::env::var("STEADFAST_PG").unwrap_or("postgres://steadfast@127.0.0.1:5599/postgres".into());
+        let n: u64 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+        Self { url: format!("{base}?schema=t{n:x}_{}", std::process::id()) }
+    }
+}
+
+impl Harness for Postgres {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        if restored {
+            postgres::mark_restored(&self.url).expect("the store is marked");
+        }
+        Box::new(PostgresStore::open_with(&self.url, clock, || Ok(SECRET)).expect("the store opens"))
     }
 }
 

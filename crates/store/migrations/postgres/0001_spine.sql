@@ -1,0 +1,154 @@
+-- The spine: receipts, logs, heads, scratchpads.
+--
+-- Ids are text, up to 128 bytes; the hot tables name a workflow by the number that its receipt gave it, so that a
+-- step's rows are short. A namespace is a small number for the same reason. It opens every primary key and every index:
+-- it is what rows can be distributed by. Text that orders is compared byte for byte, as SQLite does.
+--
+-- Payloads are text and not jsonb, which would write numbers anew and lose keys: what was sent is what is kept.
+-- There are no foreign keys: they would cost more than the rows they look at, and verify proves what they would.
+
+-- One row: what this store is.
+create table {schema}.store (
+    one boolean primary key default true check (one),
+    version integer not null,                           -- of the schema
+    oldest integer not null,                            -- the oldest release, by the schema it knows, that may use it
+    epoch bigint not null check (epoch > 0),            -- raised on restore and failover: earlier claims are void
+    boot bigint not null check (boot >= 0),             -- counts the processes that opened it
+    system text not null,                               -- which cluster it was last written in
+    timeline bigint not null,                           -- and on which of its timelines; 0 where that is not told
+    copied boolean not null,                            -- true after a restore: whoever opens it raises the epoch
+    fingerprint_key bytea not null check (length(fingerprint_key) = 32),
+    created_at bigint not null
+);
+
+-- The processes that have it open, each by lease. A few rows.
+create table {schema}.nodes (
+    node integer constraint nodes_key primary key,
+    boot bigint not null,
+    label text not null,
+    machine text not null,                              -- where it runs, so that neighbours see its end at once
+    pid bigint not null,
+    born bigint not null,                               -- when that machine began the process
+    started_at bigint not null,
+    expires_at bigint not null,
+    reaped_until bigint not null default 0              -- somebody gives back what this dead one held
+) with (fillfactor = 50);
+
+-- Append only.
+create sequence {schema}.namespace_numbers as integer;
+create table {schema}.namespaces (
+    namespace integer not null default nextval('{schema}.namespace_numbers') constraint namespaces_key primary key,
+    name text collate "C" not null constraint namespaces_name unique
+);
+insert into {schema}.namespaces (name) values ('default');
+
+-- Receipts of starts. Append only; they outlive their workflow.
+create sequence {schema}.workflow_numbers as bigint;
+create table {schema}.admissions (
+    workflow bigint not null,                           -- the number of the workflow, never used again
+    admitted_at bigint not null,
+    namespace integer not null,
+    id text collate "C" not null,
+    fingerprint bytea not null check (length(fingerprint) = 33),
+    constraint admissions_key primary key (namespace, id)
+);
+
+-- Logs. Append only.
+create table {schema}.events (
+    workflow bigint not null,
+    seq bigint not null check (seq >= 0),
+    at bigint not null,
+    namespace integer not null,
+    version integer not null,
+    type text collate "C" not null,
+    payload text not null,
+    constraint events_key primary key (namespace, workflow, seq)    -- the lock: one event a position
+);
+
+-- The current state of each workflow: derived from its log, saved with it, rebuilt from it by verify. A step that goes
+-- on to the next changes no indexed column, and there is room on the page: its new version needs no index entry.
+create table {schema}.heads (
+    workflow bigint not null,
+    seq bigint not null,
+    created_at bigint not null,
+    updated_at bigint not null,
+    visit bigint,
+    rank bigint,                                        -- place in the claim order, while ready
+    due bigint,
+    epoch bigint,                                       -- the open claim, while running
+    boot bigint,
+    started_at bigint,
+    lease_ms bigint,
+    lease_until bigint,
+    step_deadline bigint,
+    namespace integer not null,
+    priority integer not null,
+    attempt integer,
+    delivery integer,
+    wake smallint,                                      -- 0 lease, 1 timer, while it waits for time
+    remote boolean,
+    status text collate "C" not null,
+    step text collate "C",
+    token bytea,
+    worker text,
+    id text collate "C" not null,
+    name text collate "C" not null,
+    code text,                                          -- why it failed
+    options text,                                       -- null: the defaults
+    progress text,
+    constraint heads_key primary key (namespace, workflow),
+    constraint heads_status check (status in ('ready', 'sleeping', 'running', 'backoff', 'completed', 'failed', 'cancelled')),
+    constraint heads_live check ((status in ('completed', 'failed', 'cancelled')) = (step is null)),
+    constraint heads_ranked check ((status = 'ready') = (rank is not null)),
+    constraint heads_due check ((status in ('sleeping', 'backoff', 'running')) = (due is not null) and (due is null) = (wake is null)),
+    constraint heads_claimed check ((status = 'running') = (token is not null)),
+    constraint heads_coded check ((status = 'failed') = (code is not null))
+) with (
+    fillfactor = 60,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
+);
+
+-- Claims: the next ready step that a worker knows.
+create index heads_ready on {schema}.heads (namespace, name, step, rank, workflow) where rank is not null;
+-- Sweeps: whose time has come; and all open claims, for giving them back.
+create index heads_timed on {schema}.heads (namespace, wake, due, workflow) where due is not null;
+-- Lists of one definition, newest first.
+create index heads_by_name on {schema}.heads (namespace, name, workflow);
+-- Lists of what ended badly: few rows, often looked for.
+create index heads_ended_badly on {schema}.heads (namespace, status, workflow) where status in ('failed', 'cancelled');
+
+-- The current value of each variable of each workflow, saved with the commit that wrote it.
+create table {schema}.scratchpad (
+    workflow bigint not null,
+    seq bigint not null,
+    namespace integer not null,
+    key text collate "C" not null,
+    value text not null,
+    constraint scratchpad_key primary key (namespace, workflow, key)
+) with (
+    fillfactor = 80,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 1
+);
+
+-- What claim calls with a request id were given, so that a call whose answer was lost can be repeated. Deleted by age.
+create table {schema}.claim_calls (
+    at bigint not null,
+    namespace integer not null,
+    request text collate "C" not null,
+    granted text not null,                              -- JSON: [[id, seq], ..]
+    constraint claim_calls_key primary key (namespace, request)
+);
+create index claim_calls_by_age on {schema}.claim_calls (namespace, at);
+
+-- For people with a database shell: logs and variables by id.
+create view {schema}.workflow_events as
+    select n.name as namespace, h.id as workflow_id, e.seq, e.type, e.payload, to_timestamp(e.at / 1000.0) as at
+    from {schema}.events e
+    join {schema}.heads h on h.namespace = e.namespace and h.workflow = e.workflow
+    join {schema}.namespaces n on n.namespace = e.namespace;
+create view {schema}.workflow_variables as
+    select n.name as namespace, h.id as workflow_id, s.key, s.value, s.seq
+    from {schema}.scratchpad s
+    join {schema}.heads h on h.namespace = s.namespace and h.workflow = s.workflow
+    join {schema}.namespaces n on n.namespace = s.namespace;

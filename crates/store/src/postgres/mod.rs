@@ -1,0 +1,328 @@
+//! A store in a PostgreSQL database, shared by any number of nodes.
+//!
+//! Each process has its committers, each with a connection of its own, and all of them take the same road as with one
+//! file: load, decide, save. What keeps them apart is the database: row locks in the order of keys, primary keys as the
+//! last line of defence, and the fence of every claim. None of them is a leader.
+//!
+//! A commit that was answered is durable, as the database promises it. What is done when the answer is lost is in
+//! [`writer`]; which server is used, and what a failover does, in [`session`] and [`board`].
+
+mod board;
+mod clock;
+mod migrate;
+mod place;
+mod reader;
+mod rows;
+mod session;
+mod statements;
+mod writer;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_core::sweep::Boots;
+
+pub use self::place::{Place, is_postgres};
+pub use self::reader::PostgresReader;
+
+use self::board::Berth;
+use self::clock::ServerClock;
+use self::reader::Background;
+use self::session::{Pooled, Purpose, Session, postgres};
+use self::writer::PostgresWriter;
+use crate::clock::Clock;
+use crate::contract::{Identity, Reader, Store, StoreError, Writer};
+
+/// How often a node's lease is renewed.
+const RENEWAL: Duration = Duration::from_secs(4);
+/// How long giving the node number back may take.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// A store in a PostgreSQL database, and this process's place in it.
+#[derive(Debug, Clone)]
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    place: Place,
+    identity: Identity,
+    clock: Arc<dyn Clock>,
+    /// The same clock when it is the server's, for readings.
+    server_clock: Option<Arc<ServerClock>>,
+    pooled: Arc<Pooled>,
+    reader: Arc<PostgresReader>,
+    writers: AtomicUsize,
+    lease: Arc<Mutex<Lease>>,
+    /// Goes last: it carries the others' connections.
+    background: Arc<Background>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    berth: Berth,
+    /// Since when it has been renewed without a gap.
+    since: Instant,
+    left: bool,
+}
+
+impl PostgresStore {
+    /// Opens the store at `url`, making its tables where there are none, and becomes one of its nodes.
+    ///
+    /// # Errors
+    /// [`StoreError`] when no server can be used, when the schema is another program's or another release's.
+    pub fn open(url: &str) -> Result<Self, StoreError> {
+        Self::open_as(Place::parse(url)?, None, random_key)
+    }
+
+    /// Opens it with a given clock and source of the fingerprint secret of a new store.
+    ///
+    /// # Errors
+    /// As [`PostgresStore::open`].
+    pub fn open_with(
+        url: &str,
+        clock: Arc<dyn Clock>,
+        secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
+    ) -> Result<Self, StoreError> {
+        Self::open_as(Place::parse(url)?, Some(clock), secret)
+    }
+
+    fn open_as(
+        place: Place,
+        clock: Option<Arc<dyn Clock>>,
+        secret: impl FnOnce() -> Result<FingerprintKey, std::io::Error>,
+    ) -> Result<Self, StoreError> {
+        let secret = secret().map_err(|source| StoreError::File {
+            doing: "draw a secret for",
+            path: place.to_string().into(),
+            source,
+        })?;
+        let background = Arc::new(Background::start(&place)?);
+        let pooled = Arc::new(Pooled::default());
+        let (identity, berth, now) = background.wait({
+            let (place, pooled) = (place.clone(), pooled.clone());
+            async move {
+                let session = Session::connect(&place, &pooled, &[], Purpose::Write).await?;
+                let now = server_time(&session).await?;
+                migrate::migrate(&session, &place, secret, now).await?;
+                let (identity, berth) = board::board(&session, &place).await?;
+                Ok((identity, berth, now))
+            }
+        })?;
+        let server_clock = clock.is_none().then(|| Arc::new(ServerClock::new(now)));
+        let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
+        let lease = Arc::new(Mutex::new(Lease { berth, since: Instant::now(), left: false }));
+        background.handle().spawn(keep_lease(place.clone(), pooled.clone(), lease.clone(), server_clock.clone()));
+        let reader = Arc::new(PostgresReader::new(place.clone(), pooled.clone(), background.clone()));
+        Ok(Self {
+            shared: Arc::new(Shared {
+                place,
+                identity,
+                clock: clock.expect("one of the two is there"),
+                server_clock,
+                pooled,
+                reader,
+                writers: AtomicUsize::new(0),
+                lease,
+                background,
+            }),
+        })
+    }
+}
+
+/// Brings the store at `url` to this release's schema, making it where there is none. Answers the version it had and
+/// the one it has.
+///
+/// # Errors
+/// [`StoreError`], as for opening it.
+pub fn migrate(url: &str) -> Result<(i32, i32), StoreError> {
+    let place = Place::parse(url)?;
+    let secret = random_key().map_err(|source| StoreError::File {
+        doing: "draw a secret for",
+        path: place.to_string().into(),
+        source,
+    })?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        let now = server_time(&session).await?;
+        let had = migrate::migrate(&session, &place, secret, now).await?;
+        Ok((had, migrate::known()))
+    })
+}
+
+/// Says that the store at `url` is a restored copy: whoever opens it next raises its epoch. A restore to another
+/// cluster and one to a point in time are noticed without it; a copied disk is not.
+///
+/// # Errors
+/// [`StoreError`] when there is no such store.
+pub fn mark_restored(url: &str) -> Result<(), StoreError> {
+    let place = Place::parse(url)?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        board::mark_restored(&session, &place).await
+    })
+}
+
+async fn server_time(session: &Session) -> Result<i64, StoreError> {
+    let text = "select (extract(epoch from clock_timestamp()) * 1000)::bigint";
+    let rows = session.client.query_typed(text, &[]).await.map_err(postgres("read the server's clock"))?;
+    Ok(rows.first().map_or(0, |row| row.get(0)))
+}
+
+fn random_key() -> Result<FingerprintKey, std::io::Error> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(std::io::Error::from)?;
+    Ok(FingerprintKey(key))
+}
+
+/// Renews the node's lease until the store is dropped.
+async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>, clock: Option<Arc<ServerClock>>) {
+    let mut session: Option<Session> = None;
+    let mut last = Instant::now();
+    loop {
+        tokio::time::sleep(RENEWAL).await;
+        let berth = {
+            let lease = lease.lock().unwrap_or_else(PoisonError::into_inner);
+            if lease.left {
+                return;
+            }
+            lease.berth
+        };
+        let renewed = async {
+            let open = match session.take().filter(|session| !session.client.is_closed()) {
+                Some(open) => open,
+                None => Session::connect(&place, &pooled, &[], Purpose::Look).await?,
+            };
+            let berth = board::renew(&open, &place, berth).await?;
+            if let Some(clock) = &clock {
+                clock.read(server_time(&open).await?);
+            }
+            Ok::<_, StoreError>((open, berth))
+        };
+        match tokio::time::timeout(RENEWAL, renewed).await {
+            Ok(Ok((open, berth))) => {
+                session = Some(open);
+                let mut lease = lease.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.elapsed().as_millis() > u128::from(board::LEASE_MS.unsigned_abs()) {
+                    lease.since = Instant::now();
+                }
+                last = Instant::now();
+                lease.berth = berth;
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "the node's lease could not be renewed"),
+            Err(_) => tracing::warn!("the node's lease could not be renewed in time"),
+        }
+    }
+}
+
+impl Shared {
+    fn lease(&self) -> std::sync::MutexGuard<'_, Lease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_clock(&self, at: i64) {
+        if let Some(clock) = &self.server_clock {
+            clock.read(at);
+        }
+    }
+
+    fn writer_returned(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Store for PostgresStore {
+    fn identity(&self) -> Identity {
+        self.shared.identity
+    }
+
+    fn node(&self) -> u32 {
+        self.shared.lease().berth.node.unsigned_abs()
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.shared.clock.clone()
+    }
+
+    fn writer(&self) -> Result<Box<dyn Writer>, StoreError> {
+        let most = self.shared.place.committers;
+        let taken = |n: usize| (n < most).then_some(n + 1);
+        if self.shared.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken).is_err() {
+            return Err(StoreError::WriterTaken);
+        }
+        match PostgresWriter::new(self.shared.clone()) {
+            Ok(writer) => Ok(Box::new(writer)),
+            Err(error) => {
+                self.shared.writer_returned();
+                Err(error)
+            }
+        }
+    }
+
+    fn writers(&self) -> usize {
+        self.shared.place.committers
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.shared.reader.clone()
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn boots(&self) -> Result<Boots, StoreError> {
+        let place = self.shared.place.clone();
+        self.shared.reader.look(move |session| {
+            let place = place.clone();
+            Box::pin(async move { board::boots(session, &place).await })
+        })
+    }
+
+    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
+        // After an outage everybody's lease is over, until everybody has renewed it.
+        if self.shared.lease().since.elapsed().as_millis() < u128::from(board::LEASE_MS.unsigned_abs()) {
+            return Ok(None);
+        }
+        let place = self.shared.place.clone();
+        self.shared.reader.look(move |session| {
+            let place = place.clone();
+            Box::pin(async move { board::next_gone(session, &place).await })
+        })
+    }
+
+    fn bury(&self, boot: u64) -> Result<(), StoreError> {
+        let place = self.shared.place.clone();
+        self.shared.reader.look(move |session| {
+            let place = place.clone();
+            Box::pin(async move { board::bury(session, &place, boot).await })
+        })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let berth = {
+            let mut lease = self.lease();
+            lease.left = true;
+            lease.berth
+        };
+        let (place, pooled) = (self.place.clone(), self.pooled.clone());
+        // Best effort: what is not given back runs out.
+        let left = self.background.wait(async move {
+            let leaving = async {
+                let session = Session::connect(&place, &pooled, &[], Purpose::Look).await?;
+                board::leave(&session, &place, berth).await
+            };
+            tokio::time::timeout(LEAVING, leaving).await.unwrap_or(Err(StoreError::Recovering))
+        });
+        if let Err(error) = left {
+            tracing::warn!(%error, "the node's number could not be given back; its lease ends by itself");
+        }
+    }
+}

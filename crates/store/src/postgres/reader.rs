@@ -1,0 +1,696 @@
+//! Looks: short reads on connections of their own.
+//!
+//! They go to the server that writes, so that whoever was answered finds what he was told of. A look whose connection
+//! turns out to be gone is made once more on a new one.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::TryStreamExt;
+use steadfast_core::fingerprint::Fingerprint;
+use steadfast_core::head::Head;
+use steadfast_core::json::Json;
+use steadfast_core::snapshot::Admission;
+use steadfast_core::state::Status;
+use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::verify::{Fault, Rebuilt};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::Semaphore;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, RowStream};
+
+use super::place::Place;
+use super::rows;
+use super::session::{Kind, Pooled, Purpose, Session, Text, kind, note, postgres};
+use super::statements::head;
+use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, Variable, Verified};
+
+/// How many rows a page of a list looks at before it gives a cursor instead of going on.
+const LOOK_MAX: i64 = 10_000;
+/// Heads that are verified together.
+const VERIFY_PAGE: i64 = 500;
+
+/// Which statement of a look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+enum L {
+    Head,
+    Admission,
+    Log,
+    Variable,
+    Pad,
+    List,
+    ListOfName,
+    ListEndedBadly,
+    ListInStatus,
+    ListOfNameInStatus,
+    NextDue,
+    Bytes,
+}
+
+/// The number of a namespace.
+macro_rules! namespace {
+    () => {
+        "(select n.namespace from {schema}.namespaces n where n.name = $1)"
+    };
+}
+
+/// The receipt that names a workflow's rows.
+macro_rules! receipt {
+    () => {
+        concat!(
+            "select a.namespace, a.workflow from {schema}.admissions a where a.namespace = ",
+            namespace!(),
+            " and a.id = $2"
+        )
+    };
+}
+
+/// A plain page of a list, one row longer than asked for.
+macro_rules! list {
+    ($condition:literal) => {
+        concat!(
+            "select ",
+            head!(),
+            " from {schema}.heads h where h.namespace = ",
+            namespace!(),
+            " and h.workflow < $2 and ",
+            $condition,
+            " order by h.workflow desc limit $3"
+        )
+    };
+}
+
+/// A page of those in one status: walks a bounded number of rows, and says how far it came.
+macro_rules! list_in_status {
+    ($condition:literal) => {
+        concat!(
+            "with looked as materialized (
+                 select x.workflow, x.status, row_number() over (order by x.workflow desc) as place from (
+                     select h.workflow, h.status from {schema}.heads h where h.namespace = ",
+            namespace!(),
+            " and h.workflow < $2 and ",
+            $condition,
+            " order by h.workflow desc limit $5 + 1) x
+             ), hit as materialized (
+                 select l.workflow, l.place from looked l where l.status = $4 order by l.place limit $3
+             )
+             select w.last, w.edge, k.place, ",
+            head!(),
+            " from (select max(l.place) as last, max(l.workflow) filter (where l.place = $5) as edge from looked l) w
+             left join hit k on true
+             left join {schema}.heads h on h.namespace = ",
+            namespace!(),
+            " and h.workflow = k.workflow order by k.place"
+        )
+    };
+}
+
+/// In the order of [`L`].
+static LOOKS: [Text; 12] = [
+    Text {
+        text: concat!(
+            "select ",
+            head!(),
+            " from (",
+            receipt!(),
+            ") a join {schema}.heads h on h.namespace = a.namespace and h.workflow = a.workflow"
+        ),
+        types: &[Type::TEXT, Type::TEXT],
+    },
+    Text {
+        text: concat!(
+            "select a.fingerprint, a.admitted_at from {schema}.admissions a where a.namespace = ",
+            namespace!(),
+            " and a.id = $2"
+        ),
+        types: &[Type::TEXT, Type::TEXT],
+    },
+    Text {
+        text: concat!(
+            "select e.seq, e.at, e.type, e.version, e.payload from (",
+            receipt!(),
+            ") a join {schema}.events e on e.namespace = a.namespace and e.workflow = a.workflow and e.seq >= $3
+             order by e.seq limit $4"
+        ),
+        types: &[Type::TEXT, Type::TEXT, Type::INT8, Type::INT8],
+    },
+    Text {
+        text: concat!(
+            "select s.value, s.seq from (",
+            receipt!(),
+            ") a join {schema}.scratchpad s on s.namespace = a.namespace and s.workflow = a.workflow and s.key = $3"
+        ),
+        types: &[Type::TEXT, Type::TEXT, Type::TEXT],
+    },
+    Text {
+        text: concat!(
+            "select s.key, s.value, s.seq from (",
+            receipt!(),
+            ") a join {schema}.scratchpad s on s.namespace = a.namespace and s.workflow = a.workflow and s.key > $3
+             order by s.key limit $4"
+        ),
+        types: &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
+    },
+    Text { text: list!("$4::text is null"), types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT] },
+    Text { text: list!("h.name = $4"), types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT] },
+    Text {
+        text: list!("h.status = $4 and h.status in ('failed', 'cancelled')"),
+        types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
+    },
+    Text {
+        text: list_in_status!("$6::text is null"),
+        types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
+    },
+    Text {
+        text: list_in_status!("h.name = $6"),
+        types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
+    },
+    Text {
+        text: "select min(f.due) from {schema}.namespaces s cross join unnest('{0,1}'::smallint[]) w(wake)
+               cross join lateral (
+                   select h.due from {schema}.heads h
+                   where h.namespace = s.namespace and h.wake = w.wake and h.due is not null order by h.due limit 1) f",
+        types: &[],
+    },
+    Text {
+        text: "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c
+               where c.relnamespace = '{schema}'::regnamespace and c.relkind in ('r', 'm')",
+        types: &[],
+    },
+];
+
+/// A runtime beside the callers', which may block or not.
+pub(super) struct Background(Option<Runtime>);
+
+impl Background {
+    pub(super) fn start(place: &Place) -> Result<Self, StoreError> {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("steadfast-postgres")
+            .enable_all()
+            .build()
+            .map(|runtime| Self(Some(runtime)))
+            .map_err(|source| StoreError::File { doing: "start a runtime for", path: place.to_string().into(), source })
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        self.0.as_ref().expect("it is there until it is dropped").handle()
+    }
+
+    /// Runs `work` there and waits for it, wherever the caller stands.
+    pub(super) fn wait<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        self.handle().spawn(async move {
+            // Whoever asked may be gone.
+            let _ = tell.send(work.await);
+        });
+        told.recv().unwrap_or(Err(StoreError::Recovering))
+    }
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Background")
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // Also where waiting is forbidden.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Reads a store.
+pub struct PostgresReader {
+    background: Arc<Background>,
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    place: Place,
+    pooled: Arc<Pooled>,
+    room: Semaphore,
+    idle: Mutex<Vec<Session>>,
+}
+
+impl fmt::Debug for PostgresReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresReader").field("place", &self.pool.place).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    async fn take(&self) -> Result<Session, StoreError> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(session) if session.client.is_closed() => {}
+                Some(session) => return Ok(session),
+                None => return Session::connect(&self.place, &self.pooled, &LOOKS, Purpose::Look).await,
+            }
+        }
+    }
+
+    fn give_back(&self, session: Session) {
+        if !session.client.is_closed() {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        }
+    }
+}
+
+type Look<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+impl PostgresReader {
+    pub(super) fn new(place: Place, pooled: Arc<Pooled>, background: Arc<Background>) -> Self {
+        let room = Semaphore::new(place.looks);
+        Self { background, pool: Arc::new(Pool { place, pooled, room, idle: Mutex::default() }) }
+    }
+
+    /// Opens an existing store for reading only, beside its nodes.
+    ///
+    /// # Errors
+    /// [`StoreError`] when there is none.
+    pub fn open(url: &str) -> Result<Self, StoreError> {
+        let place = Place::parse(url)?;
+        let background = Arc::new(Background::start(&place)?);
+        let reader = Self::new(place.clone(), Arc::default(), background);
+        reader.look(move |session| {
+            let place = place.clone();
+            Box::pin(async move {
+                let has = super::migrate::version(session, &place).await?;
+                if has < super::migrate::known() {
+                    let problem = if has == 0 {
+                        "there is no store; run serve or migrate with this URL to make one".to_owned()
+                    } else {
+                        format!("its schema is version {has}; run migrate with this release")
+                    };
+                    return Err(StoreError::Foreign { path: place.to_string().into(), problem });
+                }
+                Ok(())
+            })
+        })?;
+        Ok(reader)
+    }
+
+    /// Runs a look, once more when its connection was gone.
+    pub(super) fn look<T: Send + 'static>(
+        &self,
+        look: impl for<'s> Fn(&'s Session) -> Look<'s, T> + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        let pool = self.pool.clone();
+        self.background.wait(async move {
+            let room = pool.room.acquire().await.map_err(|_| StoreError::Recovering)?;
+            let mut again = true;
+            let answer = loop {
+                let session = pool.take().await?;
+                let answer = look(&session).await;
+                match &answer {
+                    Err(StoreError::Postgres { source, .. }) if kind(source) == Kind::Gone => {
+                        note(&pool.pooled, source);
+                        // Whatever else lies there has most likely met the same.
+                        pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                        if std::mem::take(&mut again) {
+                            continue;
+                        }
+                    }
+                    _ => pool.give_back(session),
+                }
+                break answer;
+            };
+            drop(room);
+            answer
+        })
+    }
+
+    fn rows<T: Send + 'static>(
+        &self,
+        which: L,
+        doing: &'static str,
+        args: Vec<Box<dyn ToSql + Sync + Send>>,
+        read: impl Fn(Vec<Row>) -> Result<T, StoreError> + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        let (args, read) = (Arc::new(args), Arc::new(read));
+        self.look(move |session| {
+            let (args, read) = (args.clone(), read.clone());
+            Box::pin(async move {
+                let args: Vec<&(dyn ToSql + Sync)> = args.iter().map(|arg| &**arg as _).collect();
+                read(session.run(which as usize, &args).await.map_err(postgres(doing))?)
+            })
+        })
+    }
+}
+
+fn names(key: &WorkflowKey) -> Vec<Box<dyn ToSql + Sync + Send>> {
+    vec![Box::new(key.namespace.as_str().to_owned()), Box::new(key.id.as_str().to_owned())]
+}
+
+fn long(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+impl Reader for PostgresReader {
+    fn head(&self, key: &WorkflowKey) -> Result<Option<Head>, StoreError> {
+        let namespace = key.namespace.clone();
+        self.rows(L::Head, "look at a head", names(key), move |rows| {
+            rows.first().map(|row| rows::head(row, 0, &namespace)).transpose()
+        })
+    }
+
+    fn admission(&self, key: &WorkflowKey) -> Result<Option<Admission>, StoreError> {
+        let of = key.clone();
+        self.rows(L::Admission, "look at a receipt", names(key), move |rows| {
+            let Some(row) = rows.first() else { return Ok(None) };
+            let fingerprint = row.get::<_, &[u8]>(0).try_into().map_err(|_| StoreError::Corrupt {
+                what: "receipt",
+                key: of.to_string(),
+                problem: "its fingerprint is not 33 bytes long".to_owned(),
+            })?;
+            Ok(Some(Admission { key: of.clone(), fingerprint: Fingerprint(fingerprint), admitted_at: row.get(1) }))
+        })
+    }
+
+    fn events(&self, key: &WorkflowKey, from: u64, limit: usize) -> Result<Vec<Logged>, StoreError> {
+        let of = key.clone();
+        let mut args = names(key);
+        args.push(Box::new(i64::try_from(from).unwrap_or(i64::MAX)));
+        args.push(Box::new(long(limit)));
+        self.rows(L::Log, "read a log", args, move |rows| rows.iter().map(|row| logged(row, 0, &of)).collect())
+    }
+
+    fn variable(&self, key: &WorkflowKey, name: &Key) -> Result<Option<Variable>, StoreError> {
+        let name = name.clone();
+        let mut args = names(key);
+        args.push(Box::new(name.as_str().to_owned()));
+        self.rows(L::Variable, "look at a variable", args, move |rows| {
+            Ok(rows.first().map(|row| Variable {
+                key: name.clone(),
+                value: Json::trusted(row.get::<_, String>(0)),
+                seq: row.get::<_, i64>(1).unsigned_abs(),
+            }))
+        })
+    }
+
+    fn variables(&self, key: &WorkflowKey, after: Option<&Key>, limit: usize) -> Result<Vec<Variable>, StoreError> {
+        let mut args = names(key);
+        args.push(Box::new(after.map_or(String::new(), |after| after.as_str().to_owned())));
+        args.push(Box::new(long(limit)));
+        self.rows(L::Pad, "read a scratchpad", args, |rows| {
+            let variable = |row: &Row| Variable {
+                key: Key::trusted(row.get::<_, String>(0)),
+                value: Json::trusted(row.get::<_, String>(1)),
+                seq: row.get::<_, i64>(2).unsigned_abs(),
+            };
+            Ok(rows.iter().map(variable).collect())
+        })
+    }
+
+    fn list(&self, filter: &Filter, before: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let namespace = filter.namespace.clone();
+        let before = before.map_or(i64::MAX, |cursor| cursor.0);
+        let mut args: Vec<Box<dyn ToSql + Sync + Send>> =
+            vec![Box::new(namespace.as_str().to_owned()), Box::new(before)];
+        let name = filter.name.as_ref().map(|name| name.as_str().to_owned());
+        let status = filter.status.map(|status| status.label());
+        let plain = match (&name, filter.status) {
+            (Some(_), None) => Some((L::ListOfName, name.clone())),
+            (None, None) => Some((L::List, None)),
+            (None, Some(Status::Failed | Status::Cancelled)) => Some((L::ListEndedBadly, status.map(str::to_owned))),
+            _ => None,
+        };
+        if let Some((which, argument)) = plain {
+            args.push(Box::new(long(limit.saturating_add(1))));
+            args.push(Box::new(argument));
+            return self.rows(which, "list workflows", args, move |rows| {
+                let mut items = rows.iter().map(|row| listed(row, 0, &namespace)).collect::<Result<Vec<_>, _>>()?;
+                let more = items.len() > limit;
+                items.truncate(limit);
+                let next = if more { items.last().map(|item| item.cursor) } else { None };
+                Ok(Page { items, next })
+            });
+        }
+        let which = if name.is_some() { L::ListOfNameInStatus } else { L::ListInStatus };
+        args.push(Box::new(long(limit)));
+        args.push(Box::new(status));
+        args.push(Box::new(LOOK_MAX));
+        args.push(Box::new(name));
+        self.rows(which, "list workflows", args, move |rows| {
+            let hits = rows.iter().filter(|row| row.get::<_, Option<i64>>(2).is_some());
+            let items = hits.map(|row| listed(row, 3, &namespace)).collect::<Result<Vec<_>, _>>()?;
+            let (looked, edge): (Option<i64>, Option<i64>) =
+                rows.first().map_or((None, None), |row| (row.get(0), row.get(1)));
+            let looked = looked.unwrap_or(0);
+            let last_hit = rows.last().and_then(|row| row.get::<_, Option<i64>>(2)).unwrap_or(0);
+            let next = if items.len() == limit && last_hit < looked {
+                items.last().map(|item| item.cursor)
+            } else if items.len() < limit && looked > LOOK_MAX {
+                edge.map(Cursor)
+            } else {
+                None
+            };
+            Ok(Page { items, next })
+        })
+    }
+
+    fn next_due(&self) -> Result<Option<i64>, StoreError> {
+        self.rows(L::NextDue, "look for the next due time", Vec::new(), |rows| {
+            Ok(rows.first().and_then(|row| row.get(0)))
+        })
+    }
+
+    fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Verified, StoreError> {
+        // Progress is heard here, while the work is done on a thread of its own.
+        let (tell, told) = std::sync::mpsc::channel();
+        let (pool, handle) = (self.pool.clone(), self.background.handle().clone());
+        let work = handle.spawn(async move {
+            let session = Session::connect(&pool.place, &pool.pooled, &LOOKS, Purpose::Look).await?;
+            verify(&session, &pool.place, &tell).await
+        });
+        // Ends when the other end is gone.
+        told.iter().for_each(progress);
+        self.background.wait(async move { work.await.unwrap_or(Err(StoreError::Recovering)) })
+    }
+
+    fn bytes(&self) -> Result<u64, StoreError> {
+        self.rows(L::Bytes, "measure the store", Vec::new(), |rows| {
+            Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
+        })
+    }
+}
+
+fn listed(row: &Row, first: usize, namespace: &Namespace) -> Result<Listed, StoreError> {
+    Ok(Listed { cursor: Cursor(row.get(first + 1)), head: rows::head(row, first, namespace)? })
+}
+
+/// Reads an event from seq, time, type, version and payload, which begin at `column`.
+fn logged(row: &Row, column: usize, key: &WorkflowKey) -> Result<Logged, StoreError> {
+    let seq = row.get::<_, i64>(column).unsigned_abs();
+    Ok(Logged { seq, at: row.get(column + 1), event: rows::event(row, column + 2, key, seq)? })
+}
+
+/// A fault of no workflow in particular.
+fn of_the_whole(code: &'static str, detail: String) -> Fault {
+    let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("-") };
+    Fault { key, code, detail }
+}
+
+/// One snapshot of the whole store: a comparison needs one moment. It is the only long look there is.
+async fn verify(
+    session: &Session,
+    place: &Place,
+    progress: &std::sync::mpsc::Sender<u64>,
+) -> Result<Verified, StoreError> {
+    let doing = "verify the store";
+    session
+        .client
+        .batch_execute(
+            "begin isolation level repeatable read read only; set local statement_timeout = 0;
+             set local plan_cache_mode = auto; set local enable_seqscan = on; set local enable_hashjoin = on;
+             set local enable_mergejoin = on; set local jit = off",
+        )
+        .await
+        .map_err(postgres(doing))?;
+    let mut verified = Verified::default();
+    let (mut namespace, mut number) = (i32::MIN, i64::MIN);
+    loop {
+        let heads = session
+            .client
+            .query_typed(
+                &place.text(concat!(
+                    "select ",
+                    head!(),
+                    ", (select n.name from {schema}.namespaces n where n.namespace = h.namespace)
+                     from {schema}.heads h where (h.namespace, h.workflow) > ($1, $2)
+                     order by h.namespace, h.workflow limit $3"
+                )),
+                &[(&namespace, Type::INT4), (&number, Type::INT8), (&VERIFY_PAGE, Type::INT8)],
+            )
+            .await
+            .map_err(postgres(doing))?;
+        let Some(last) = heads.last() else { break };
+        let until = rows::numbers(last)?;
+        let range = [(namespace, number), until];
+        let mut page: Vec<Rebuilding> = heads.iter().map(Rebuilding::new).collect::<Result<_, _>>()?;
+        // One after the other: what two statements answer on one connection cannot be read in turns.
+        let mut events = Walk::new(
+            session,
+            place,
+            "select e.namespace, e.workflow, e.seq, e.at, e.type, e.version, e.payload from {schema}.events e
+             where (e.namespace, e.workflow) > ($1, $2) and (e.namespace, e.workflow) <= ($3, $4)
+             order by e.namespace, e.workflow, e.seq",
+            range,
+        )
+        .await?;
+        for one in &mut page {
+            while let Some(event) = events.next_of(one.at).await? {
+                match logged(&event, 2, &one.key) {
+                    Ok(logged) => {
+                        verified.events += 1;
+                        one.rebuilt.event(logged.seq, logged.at, &logged.event);
+                    }
+                    Err(error) => one.fault("event_unreadable", error.to_string()),
+                }
+            }
+        }
+        events.end().await?;
+        let mut variables = Walk::new(
+            session,
+            place,
+            "select s.namespace, s.workflow, s.key, s.value, s.seq from {schema}.scratchpad s
+             where (s.namespace, s.workflow) > ($1, $2) and (s.namespace, s.workflow) <= ($3, $4)
+             order by s.namespace, s.workflow, s.key",
+            range,
+        )
+        .await?;
+        for one in &mut page {
+            while let Some(variable) = variables.next_of(one.at).await? {
+                let name = Key::trusted(variable.get::<_, String>(2));
+                let value = Json::trusted(variable.get::<_, String>(3));
+                one.rebuilt.variable(&name, &value, variable.get::<_, i64>(4).unsigned_abs());
+            }
+        }
+        variables.end().await?;
+        for (mut one, row) in page.into_iter().zip(&heads) {
+            match rows::head(row, 0, &one.key.namespace) {
+                Ok(head) => one.faults.extend(one.rebuilt.finish(Some(&head))),
+                Err(error) => one.fault("head_unreadable", error.to_string()),
+            }
+            one.faults.into_iter().for_each(|fault| verified.fault(fault));
+            verified.workflows += 1;
+            // Nobody may listen.
+            let _ = progress.send(verified.workflows);
+        }
+        (namespace, number) = until;
+    }
+    for (code, text) in [
+        (
+            "log_without_head",
+            "select distinct e.workflow from {schema}.events e where not exists
+                 (select from {schema}.heads h where h.namespace = e.namespace and h.workflow = e.workflow)",
+        ),
+        (
+            "variable_without_head",
+            "select distinct s.workflow from {schema}.scratchpad s where not exists
+                 (select from {schema}.heads h where h.namespace = s.namespace and h.workflow = s.workflow)",
+        ),
+        (
+            "head_without_receipt",
+            "select h.workflow from {schema}.heads h
+                 left join {schema}.admissions a on a.namespace = h.namespace and a.id = h.id
+                 where a.workflow is distinct from h.workflow",
+        ),
+    ] {
+        for row in session.client.query_typed(&place.text(text), &[]).await.map_err(postgres(doing))? {
+            verified.fault(of_the_whole(code, format!("workflow number {}", row.get::<_, i64>(0))));
+        }
+    }
+    session.client.batch_execute("commit").await.map_err(postgres(doing))?;
+    Ok(verified)
+}
+
+/// A workflow that is re-derived.
+struct Rebuilding {
+    at: (i32, i64),
+    key: WorkflowKey,
+    rebuilt: Rebuilt,
+    faults: Vec<Fault>,
+}
+
+impl Rebuilding {
+    /// From a head's row, the name of its namespace behind it.
+    fn new(row: &Row) -> Result<Self, StoreError> {
+        let at = rows::numbers(row)?;
+        let namespace: Option<String> = row.get(28);
+        let key = WorkflowKey {
+            namespace: Namespace::trusted(namespace.clone().unwrap_or_default()),
+            id: WorkflowId::trusted(row.get::<_, String>(2)),
+        };
+        let mut rebuilding = Self { at, rebuilt: Rebuilt::new(key.clone()), key, faults: Vec::new() };
+        if namespace.is_none() {
+            rebuilding.fault("head_without_namespace", format!("workflow number {}", at.1));
+        }
+        Ok(rebuilding)
+    }
+
+    fn fault(&mut self, code: &'static str, detail: String) {
+        self.faults.push(Fault { key: self.key.clone(), code, detail });
+    }
+}
+
+/// Rows in the order of the workflows that they belong to, as they come in.
+struct Walk {
+    rows: Pin<Box<RowStream>>,
+    next: Option<Row>,
+}
+
+impl Walk {
+    async fn new(
+        session: &Session,
+        place: &Place,
+        text: &str,
+        [after, until]: [(i32, i64); 2],
+    ) -> Result<Self, StoreError> {
+        let args: [(&(dyn ToSql + Sync), Type); 4] =
+            [(&after.0, Type::INT4), (&after.1, Type::INT8), (&until.0, Type::INT4), (&until.1, Type::INT8)];
+        let rows =
+            session.client.query_typed_raw(&place.text(text), args).await.map_err(postgres("verify the store"))?;
+        let mut walk = Self { rows: Box::pin(rows), next: None };
+        walk.step().await?;
+        Ok(walk)
+    }
+
+    async fn step(&mut self) -> Result<Option<Row>, StoreError> {
+        let next = self.rows.try_next().await.map_err(postgres("verify the store"))?;
+        Ok(std::mem::replace(&mut self.next, next))
+    }
+
+    /// Reads what is left, which belongs to nothing that was asked for.
+    async fn end(mut self) -> Result<(), StoreError> {
+        while self.next.is_some() {
+            self.step().await?;
+        }
+        Ok(())
+    }
+
+    /// The next row of the workflow at `at`; those of workflows before it have no head and are counted elsewhere.
+    async fn next_of(&mut self, at: (i32, i64)) -> Result<Option<Row>, StoreError> {
+        loop {
+            match &self.next {
+                Some(row) => match (row.get::<_, i32>(0), row.get::<_, i64>(1)).cmp(&at) {
+                    std::cmp::Ordering::Less => drop(self.step().await?),
+                    std::cmp::Ordering::Equal => return self.step().await,
+                    std::cmp::Ordering::Greater => return Ok(None),
+                },
+                None => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,1058 @@
+//! The writing connection: a round trip to load a batch, and one to save and commit it.
+//!
+//! # Locks
+//! The first load of a batch locks the heads that its commands name, in the order of their keys; pages of ready and due
+//! heads pass over what is locked. What turns out to be needed later is not waited for: when another node holds it,
+//! everything is let go of and the batch is decided anew, with all of it named from the beginning. Receipts are written
+//! in the order of their keys too. So nodes wait for each other in one direction only.
+//!
+//! # A commit without an answer
+//! Each batch notes the number of its transaction while it loads. When the connection is lost before the answer to the
+//! commit, that number tells what became of it, on the same timeline of the same cluster; elsewhere nobody can tell.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfast_core::claim::{Announced, Call, CallId, Steps};
+use steadfast_core::fingerprint::Fingerprint;
+use steadfast_core::head::Head;
+use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
+use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
+use tokio::runtime::Runtime;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Error, Row};
+
+use super::rows;
+use super::session::{Kind, Purpose, Server, Session, kind, note, postgres, told};
+use super::statements::{W, WRITER};
+use super::{Shared, board};
+use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
+use crate::stored::{Stored, signed, stored_options};
+
+/// How many workflows are remembered by number, so that a step need not look its workflow up by id.
+const KNOWN_MAX: usize = 65_536;
+/// Claim calls are remembered for a day.
+const CALL_AGE_MS: i64 = 86_400_000;
+/// How long a batch may take to load or to save before its connection is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a recovery waits for a transaction that is still under way before it tries again.
+const UNDER_WAY: Duration = Duration::from_millis(20);
+
+/// One of the store's writers.
+pub(super) struct PostgresWriter {
+    shared: Arc<Shared>,
+    /// Goes after the session, whose connection it carries.
+    runtime: Option<Runtime>,
+    /// `None` between the loss of a connection and the recovery from it.
+    session: Option<Session>,
+    epoch: u64,
+    namespaces: Namespaces,
+    /// Numbers never change: what was read once holds.
+    known: HashMap<WorkflowKey, i64>,
+    open: Option<Open>,
+    /// A commit whose answer was lost.
+    lost: Option<Lost>,
+    /// Numbers of heads that cannot be read: reported once, then left out of every page.
+    corrupt: BTreeSet<i64>,
+}
+
+/// A transaction under way.
+#[derive(Debug, Clone)]
+struct Open {
+    /// The transaction's number.
+    xid: u64,
+    /// Numbers for workflows that this batch admits.
+    numbers: Vec<i64>,
+}
+
+#[derive(Debug, Clone)]
+struct Lost {
+    xid: u64,
+    server: Server,
+}
+
+/// Namespaces by number and back; few, and never deleted.
+#[derive(Default)]
+struct Namespaces {
+    by_name: BTreeMap<Namespace, i32>,
+    by_number: BTreeMap<i32, Namespace>,
+}
+
+impl Namespaces {
+    fn add(&mut self, number: i32, name: Namespace) {
+        self.by_number.insert(number, name.clone());
+        self.by_name.insert(name, number);
+    }
+}
+
+/// Names of rows as arrays: by number where that is known, by id elsewhere.
+#[derive(Default)]
+struct Named {
+    numbered: (Vec<i32>, Vec<i64>),
+    by_id: (Vec<i32>, Vec<String>),
+}
+
+impl Named {
+    fn is_empty(&self) -> bool {
+        self.numbered.0.is_empty() && self.by_id.0.is_empty()
+    }
+}
+
+/// Statements of one round trip and what came back, in order.
+type Sent<'a> = Vec<(W, Vec<&'a (dyn ToSql + Sync)>)>;
+
+impl PostgresWriter {
+    /// Connects.
+    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, StoreError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
+            StoreError::File { doing: "start a runtime for", path: shared.place.to_string().into(), source }
+        })?;
+        let mut writer = Self {
+            epoch: shared.identity.epoch,
+            shared,
+            runtime: Some(runtime),
+            session: None,
+            namespaces: Namespaces::default(),
+            known: HashMap::new(),
+            open: None,
+            lost: None,
+            corrupt: BTreeSet::new(),
+        };
+        writer.connect()?;
+        Ok(writer)
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is there until the writer is dropped")
+    }
+
+    /// Connects, and raises the epoch when this is another cluster or timeline than the last writer's.
+    fn connect(&mut self) -> Result<(), StoreError> {
+        let (session, epoch, namespaces) = self.runtime().block_on(async {
+            let shared = &self.shared;
+            let session = Session::connect(&shared.place, &shared.pooled, &WRITER, Purpose::Write).await?;
+            let epoch = board::come_again(&session, &shared.place).await?;
+            let namespaces = session.run(W::Namespaces as usize, &[]).await.map_err(postgres("read the namespaces"))?;
+            Ok::<_, StoreError>((session, epoch, namespaces))
+        })?;
+        self.take_namespaces(&namespaces);
+        if epoch != self.epoch {
+            tracing::warn!(epoch, "the store has a new epoch: claims of the one before are void");
+        }
+        self.epoch = epoch;
+        self.session = Some(session);
+        self.open = None;
+        Ok(())
+    }
+
+    fn take_namespaces(&mut self, rows: &[Row]) {
+        for row in rows {
+            self.namespaces.add(row.get(0), Namespace::trusted(row.get::<_, String>(1)));
+        }
+    }
+
+    fn namespace(&self, namespace: &Namespace) -> Option<i32> {
+        self.namespaces.by_name.get(namespace).copied()
+    }
+
+    fn remember(&mut self, key: &WorkflowKey, number: i64) {
+        if self.known.contains_key(key) {
+            return;
+        }
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(key.clone(), number);
+    }
+
+    /// Sends statements in one piece, opening the transaction first where none is open, and waits for what comes back.
+    fn exchange(&self, sent: &Sent<'_>, begin: bool, commit: bool) -> Result<Vec<Vec<Row>>, Failed> {
+        let session = self.session.as_ref().ok_or(Failed::None)?;
+        let work = async {
+            let begun = async { if begin { session.begin().await } else { Ok(()) } };
+            let statements =
+                futures_util::future::join_all(sent.iter().map(|(which, args)| session.run(*which as usize, args)));
+            let committed = async {
+                // Not prepared: poolers watch for it, and there is nothing to plan.
+                if commit { session.client.batch_execute("commit").await } else { Ok(()) }
+            };
+            futures_util::join!(begun, statements, committed)
+        };
+        let timed = self.runtime().block_on(async { tokio::time::timeout(PATIENCE, work).await });
+        let Ok((begun, answers, committed)) = timed else { return Err(Failed::Silent) };
+        begun.map_err(Failed::Before)?;
+        let answers = answers.into_iter().collect::<Result<Vec<_>, _>>().map_err(Failed::Before)?;
+        committed.map_err(Failed::AtCommit)?;
+        Ok(answers)
+    }
+
+    /// Gives the connection up.
+    fn lose(&mut self, why: &str) -> StoreError {
+        if self.session.take().is_some() {
+            tracing::warn!(why, "the connection to the database is lost");
+        }
+        self.open = None;
+        StoreError::Recovering
+    }
+
+    /// What a failure before the commit means; the transaction is then over.
+    fn failed(&mut self, doing: &'static str, failed: Failed) -> StoreError {
+        match failed {
+            Failed::None => StoreError::Recovering,
+            Failed::Silent => self.lose("no answer for 30 s"),
+            Failed::Before(error) | Failed::AtCommit(error) => {
+                note(&self.shared.pooled, &error);
+                match kind(&error) {
+                    Kind::Gone => self.lose(&told(&error)),
+                    Kind::Raced => {
+                        tracing::debug!(doing, why = told(&error), "another node came first");
+                        metrics::counter!("steadfast_raced_total").increment(1);
+                        self.abandon();
+                        StoreError::Raced { doing }
+                    }
+                    Kind::Refused => {
+                        self.abandon();
+                        postgres(doing)(error)
+                    }
+                }
+            }
+        }
+    }
+
+    fn named<'k>(&self, keys: impl Iterator<Item = &'k WorkflowKey>) -> Named {
+        let mut named = Named::default();
+        for key in keys {
+            let Some(namespace) = self.namespace(&key.namespace) else { continue };
+            match self.known.get(key) {
+                Some(number) => {
+                    named.numbered.0.push(namespace);
+                    named.numbered.1.push(*number);
+                }
+                None => {
+                    named.by_id.0.push(namespace);
+                    named.by_id.1.push(key.id.as_str().to_owned());
+                }
+            }
+        }
+        named
+    }
+
+    /// Reads the namespaces that are wanted and not known yet: another node may have added them.
+    fn learn_namespaces(&mut self, wants: &Wants) -> Result<(), StoreError> {
+        let keys = wants.admissions.iter().chain(&wants.heads).map(|key| &key.namespace);
+        let calls = wants.calls.iter().map(|(namespace, _)| namespace);
+        let ready = wants.ready.keys().map(|announced| &announced.namespace);
+        if keys.chain(calls).chain(ready).all(|namespace| self.namespace(namespace).is_some()) {
+            return Ok(());
+        }
+        let answers = self
+            .exchange(&vec![(W::Namespaces, vec![])], false, false)
+            .map_err(|failed| self.failed("read the namespaces", failed))?;
+        self.take_namespaces(&answers[0]);
+        Ok(())
+    }
+
+    fn page(&self, limit: usize) -> i64 {
+        i64::try_from(limit + self.corrupt.len()).unwrap_or(i64::MAX)
+    }
+
+    fn report(&mut self, number: i64, error: &StoreError) {
+        if self.corrupt.insert(number) {
+            tracing::error!(workflow = number, %error, "a stored head cannot be read; run verify");
+        }
+    }
+
+    /// The heads of a page. Rows that cannot be read are left out: one bad row must not stop a sweep or a claim.
+    fn heads_of(&mut self, rows: &[Row], limit: usize) -> Result<Vec<(Handle, Head)>, StoreError> {
+        let bound = usize::try_from(self.page(limit)).unwrap_or(usize::MAX);
+        if rows.len() > bound {
+            let problem = format!("{} rows were locked where {bound} were asked for", rows.len());
+            return Err(StoreError::Corrupt { what: "page", key: "?".to_owned(), problem });
+        }
+        let mut heads = Vec::with_capacity(rows.len());
+        for row in rows {
+            let (namespace, number) = rows::numbers(row)?;
+            let Some(name) = self.namespaces.by_number.get(&namespace) else { continue };
+            match rows::head(row, 0, name) {
+                Ok(head) if heads.len() < limit => {
+                    self.remember(&head.key.clone(), number);
+                    heads.push((number, head));
+                }
+                Ok(_) => break,
+                Err(error) => self.report(number, &error),
+            }
+        }
+        Ok(heads)
+    }
+
+    fn load_all(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
+        self.learn_namespaces(wants)?;
+        let first = self.open.is_none();
+        // Events and the cursor of open claims go by number: whoever is not known by it is looked up first.
+        let keys = wants.events.iter().map(|(key, _)| key);
+        let cursor = wants.open.iter().filter_map(|(after, _)| after.as_ref()).map(|after| &after.key);
+        let unknown = self.named(keys.chain(cursor)).by_id;
+
+        let admissions: Vec<&WorkflowKey> =
+            wants.admissions.iter().filter(|key| !snapshot.has_admission(key)).collect();
+        let mut receipts: (Vec<i32>, Vec<&str>) = Default::default();
+        for key in &admissions {
+            if let Some(namespace) = self.namespace(&key.namespace) {
+                receipts.0.push(namespace);
+                receipts.1.push(key.id.as_str());
+            }
+        }
+        let heads: Vec<&WorkflowKey> = wants.heads.iter().filter(|key| !snapshot.has_head(key)).collect();
+        let named = self.named(heads.iter().copied());
+        let new = i32::try_from(admissions.len()).unwrap_or(i32::MAX);
+        let calls: Vec<(i32, &str)> =
+            wants.calls.iter().filter_map(|(namespace, id)| Some((self.namespace(namespace)?, &*id.0))).collect();
+        let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
+        let ready: Vec<Ready> =
+            wants.ready.iter().map(|(announced, limit)| Ready::new(self, announced, *limit)).collect();
+        let due = wants.due.map(|(now, limit)| (now, self.page(limit)));
+
+        let mut sent: Sent<'_> = Vec::new();
+        if first {
+            sent.push((W::Moment, vec![&new]));
+        }
+        if !named.is_empty() {
+            let which = if first { W::Heads } else { W::HeadsAtOnce };
+            sent.push((which, vec![&named.numbered.0, &named.numbered.1, &named.by_id.0, &named.by_id.1]));
+        }
+        if !receipts.0.is_empty() {
+            sent.push((W::Admissions, vec![&receipts.0, &receipts.1]));
+        }
+        if !unknown.0.is_empty() {
+            sent.push((W::Admissions, vec![&unknown.0, &unknown.1]));
+        }
+        if !calls.0.is_empty() {
+            sent.push((W::Calls, vec![&calls.0, &calls.1]));
+        }
+        for ready in &ready {
+            if let Some(namespace) = &ready.namespace {
+                sent.push((
+                    W::Ready,
+                    vec![
+                        namespace,
+                        &ready.listed.0,
+                        &ready.listed.1,
+                        &ready.all_but,
+                        &ready.unknown.0,
+                        &ready.unknown.1,
+                        &ready.page,
+                    ],
+                ));
+            }
+        }
+        if let Some((now, page)) = &due {
+            sent.push((W::Due, vec![now, page]));
+        }
+        let which: Vec<W> = sent.iter().map(|(which, _)| *which).collect();
+        let answers = if sent.is_empty() {
+            Vec::new()
+        } else {
+            self.exchange(&sent, first, false).map_err(|failed| self.failed("load a batch", failed))?
+        };
+        let mut answers = which.into_iter().zip(answers).peekable();
+        let mut next =
+            |wanted: W| -> Option<Vec<Row>> { answers.next_if(|(which, _)| *which == wanted).map(|(_, rows)| rows) };
+
+        if let Some(moment) = next(W::Moment) {
+            self.take_moment(&moment)?;
+        }
+        let mut found: HashMap<WorkflowKey, (Handle, Head)> = HashMap::new();
+        for row in next(W::Heads).or_else(|| next(W::HeadsAtOnce)).into_iter().flatten() {
+            let (namespace, number) = rows::numbers(&row)?;
+            let Some(name) = self.namespaces.by_number.get(&namespace).cloned() else { continue };
+            match rows::head(&row, 0, &name) {
+                Ok(head) => {
+                    self.remember(&head.key, number);
+                    found.insert(head.key.clone(), (number, head));
+                }
+                Err(error) => self.report(number, &error),
+            }
+        }
+        for key in heads {
+            snapshot.load_head(key.clone(), found.remove(key));
+        }
+        let mut receipts_found = HashMap::new();
+        let sets = [!receipts.0.is_empty(), !unknown.0.is_empty()];
+        for _ in sets.into_iter().filter(|sent| *sent) {
+            for row in next(W::Admissions).into_iter().flatten() {
+                let admission = self.admission(&row)?;
+                receipts_found.insert(admission.key.clone(), admission);
+            }
+        }
+        for key in admissions {
+            snapshot.load_admission(key.clone(), receipts_found.remove(key));
+        }
+        let mut calls_found = BTreeMap::new();
+        for row in next(W::Calls).into_iter().flatten() {
+            if let Some(call) = self.call(&row)? {
+                calls_found.insert((call.namespace.clone(), call.id.clone()), call);
+            }
+        }
+        for call in &wants.calls {
+            snapshot.load_call(call.0.clone(), call.1.clone(), calls_found.remove(call));
+        }
+        for ready in ready {
+            let rows = if ready.namespace.is_some() { next(W::Ready).unwrap_or_default() } else { Vec::new() };
+            let heads = self.heads_of(&rows, ready.limit)?;
+            snapshot.load_ready(ready.announced, ready.limit, heads);
+        }
+        if let Some((_, limit)) = wants.due {
+            let heads = self.heads_of(&next(W::Due).unwrap_or_default(), limit)?;
+            snapshot.load_due(heads);
+        }
+        self.load_by_number(wants, snapshot)
+    }
+
+    /// What goes by number, once every number is known: a second round trip, and rare.
+    fn load_by_number(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
+        if wants.events.is_empty() && wants.open.is_none() {
+            return Ok(());
+        }
+        let mut places: BTreeMap<(i32, i64, i64), (&WorkflowKey, u64)> = BTreeMap::new();
+        for (key, seq) in &wants.events {
+            if let (Some(namespace), Some(number)) = (self.namespace(&key.namespace), self.known.get(key)) {
+                places.insert((namespace, *number, signed(*seq)), (key, *seq));
+            }
+        }
+        let namespaces: Vec<i32> = places.keys().map(|(namespace, _, _)| *namespace).collect();
+        let numbers: Vec<i64> = places.keys().map(|(_, number, _)| *number).collect();
+        let seqs: Vec<i64> = places.keys().map(|(_, _, seq)| *seq).collect();
+        let open = wants.open.as_ref().map(|(after, limit)| {
+            let (look_at, namespace, number) = self.cursor(after.as_ref());
+            (look_at, namespace, number, self.page(*limit))
+        });
+        let mut sent: Sent<'_> = Vec::new();
+        if !places.is_empty() {
+            sent.push((W::Events, vec![&namespaces, &numbers, &seqs]));
+        }
+        if let Some((look_at, namespace, number, page)) = &open {
+            sent.push((W::Open, vec![look_at, namespace, number, page]));
+        }
+        let answers = self.exchange(&sent, false, false).map_err(|failed| self.failed("load a batch", failed))?;
+        let mut answers = answers.into_iter();
+        let mut events = BTreeMap::new();
+        if !places.is_empty() {
+            for row in answers.next().into_iter().flatten() {
+                let at = (row.get::<_, i32>(0), row.get::<_, i64>(1), row.get::<_, i64>(2));
+                if let Some((key, seq)) = places.get(&at) {
+                    events.insert(((*key).clone(), *seq), rows::event(&row, 3, key, *seq)?);
+                }
+            }
+        }
+        for (key, seq) in &wants.events {
+            snapshot.load_event(key.clone(), *seq, events.remove(&(key.clone(), *seq)));
+        }
+        if let Some((after, limit)) = &wants.open {
+            let heads = self.heads_of(&answers.next().unwrap_or_default(), *limit)?;
+            snapshot.load_open(after.clone(), *limit, heads);
+        }
+        Ok(())
+    }
+
+    fn cursor(&self, after: Option<&ClaimCursor>) -> (i64, i32, i64) {
+        let Some(after) = after else { return (i64::MIN, 0, 0) };
+        match (self.namespace(&after.key.namespace), self.known.get(&after.key)) {
+            (Some(namespace), Some(number)) => (after.look_at, namespace, *number),
+            _ => (after.look_at, i32::MAX, i64::MAX),
+        }
+    }
+
+    fn take_moment(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        let corrupt =
+            |problem: &str| StoreError::Corrupt { what: "store row", key: "-".to_owned(), problem: problem.to_owned() };
+        let row = rows.first().ok_or_else(|| corrupt("there is none"))?;
+        let xid = row.get::<_, &str>(0).parse().map_err(|_| corrupt("a transaction without a number"))?;
+        self.shared.read_clock(row.get(1));
+        let epoch: i64 = row.get::<_, Option<i64>>(2).ok_or_else(|| corrupt("there is none"))?;
+        self.epoch = epoch.unsigned_abs();
+        self.open = Some(Open { xid, numbers: row.get(3) });
+        Ok(())
+    }
+
+    fn admission(&mut self, row: &Row) -> Result<Admission, StoreError> {
+        let id: &str = row.get(1);
+        let namespace = self.namespaces.by_number.get(&row.get(0)).cloned();
+        let key = WorkflowKey {
+            namespace: namespace.unwrap_or_else(Namespace::default_namespace),
+            id: WorkflowId::trusted(id),
+        };
+        let fingerprint = row.get::<_, &[u8]>(3).try_into().map_err(|_| StoreError::Corrupt {
+            what: "receipt",
+            key: key.to_string(),
+            problem: "its fingerprint is not 33 bytes long".to_owned(),
+        })?;
+        self.remember(&key, row.get(2));
+        Ok(Admission { key, fingerprint: Fingerprint(fingerprint), admitted_at: row.get(4) })
+    }
+
+    fn call(&self, row: &Row) -> Result<Option<Call>, StoreError> {
+        let Some(namespace) = self.namespaces.by_number.get(&row.get(0)) else { return Ok(None) };
+        let id = CallId(row.get::<_, &str>(1).into());
+        let granted: Vec<(String, u64)> = serde_json::from_str(row.get(3)).map_err(|error| StoreError::Corrupt {
+            what: "claim call",
+            key: id.0.to_string(),
+            problem: format!("column {}", error.column()),
+        })?;
+        let key = |id: String| WorkflowKey { namespace: namespace.clone(), id: WorkflowId::trusted(id) };
+        let granted = granted.into_iter().map(|(id, seq)| (key(id), seq)).collect();
+        Ok(Some(Call { namespace: namespace.clone(), id, at: row.get(2), granted }))
+    }
+
+    /// Adds the namespaces that this batch is the first to use. Another node that adds one of them at the same time is
+    /// waited for, and then came first.
+    fn add_namespaces(&mut self, snapshot: &Snapshot) -> Result<(), Failed> {
+        let new: BTreeSet<&Namespace> = snapshot
+            .new_admissions()
+            .iter()
+            .map(|admission| &admission.key.namespace)
+            .filter(|namespace| self.namespace(namespace).is_none())
+            .collect();
+        for namespace in new {
+            let name = namespace.as_str();
+            let answers = self.exchange(&vec![(W::AddNamespace, vec![&name])], false, false)?;
+            // Remembered although the batch may still fail: `forget` below takes it back.
+            if let Some(row) = answers[0].first() {
+                self.namespaces.add(row.get(0), namespace.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn send_save(&mut self, snapshot: &Snapshot, open: &Open) -> Result<Result<Admitted, Failed>, StoreError> {
+        let mut admitted = Admitted::default();
+        let mut numbers = open.numbers.iter().copied();
+        for admission in snapshot.new_admissions() {
+            let number = numbers.next().ok_or_else(|| StoreError::Corrupt {
+                what: "number",
+                key: admission.key.to_string(),
+                problem: "more was admitted than was asked for".to_owned(),
+            })?;
+            admitted.insert(admission.key.clone(), number);
+        }
+        let place = |key: &WorkflowKey, handle: Option<Handle>| -> Result<(i32, i64), StoreError> {
+            let number = handle.or_else(|| admitted.get(key).copied());
+            self.namespace(&key.namespace).zip(number).ok_or_else(|| StoreError::Corrupt {
+                what: "number",
+                key: key.to_string(),
+                problem: "it was decided without being loaded".to_owned(),
+            })
+        };
+        let receipts = Receipts::new(snapshot, place)?;
+        let events = Events::new(snapshot, place)?;
+        let (mut inserted, mut updated) = (Heads::default(), Heads::default());
+        for ChangedHead { head, handle, change } in snapshot.changed_heads() {
+            let heads = if change == HeadChange::Insert { &mut inserted } else { &mut updated };
+            heads.push(place(&head.key, handle)?, head, change == HeadChange::Insert);
+        }
+        let variables = Variables::new(snapshot, place)?;
+        let calls = Calls::new(snapshot, |namespace| self.namespace(namespace));
+
+        let mut sent: Sent<'_> = Vec::new();
+        if !receipts.ids.is_empty() {
+            sent.push((W::InsertAdmissions, receipts.args()));
+        }
+        if !events.seqs.is_empty() {
+            sent.push((W::InsertEvents, events.args()));
+        }
+        if !inserted.namespaces.is_empty() {
+            sent.push((W::InsertHeads, inserted.all_args()));
+        }
+        if !updated.namespaces.is_empty() {
+            sent.push((W::UpdateHeads, updated.args()));
+        }
+        if !variables.put.keys.is_empty() {
+            sent.push((W::PutVariables, variables.put.args()));
+        }
+        if !variables.dropped.keys.is_empty() {
+            sent.push((W::DropVariables, variables.dropped.key_args()));
+        }
+        if !calls.requests.is_empty() {
+            sent.push((W::ForgetCalls, vec![&calls.namespaces, &calls.forget]));
+            sent.push((W::InsertCalls, calls.args()));
+        }
+        let exchanged = self.exchange(&sent, false, true);
+        Ok(exchanged.map(|_| admitted))
+    }
+
+    /// Asks what became of a transaction, making an end of it where it is still under way.
+    fn fate(&mut self, lost: &Lost) -> Result<Fate, StoreError> {
+        let session = self.session.as_ref().ok_or(StoreError::Recovering)?;
+        if lost.server.system != session.server.system || lost.server.timeline != session.server.timeline {
+            return Ok(Fate::Unknown);
+        }
+        let xid = lost.xid.to_string();
+        let asked = self.runtime().block_on(async {
+            let args: [(&(dyn ToSql + Sync), Type); 1] = [(&xid, Type::TEXT)];
+            let ask = session.client.query_typed(
+                "select pg_xact_status($1::text::xid8), pg_terminate_backend(a.pid)
+                 from (values (1)) one left join pg_stat_activity a
+                     on a.backend_xid = $1::text::xid8::xid and a.pid <> pg_backend_pid()",
+                &args,
+            );
+            tokio::time::timeout(Duration::from_secs(5), ask).await
+        });
+        let rows = match asked {
+            Ok(Ok(rows)) => rows,
+            Ok(Err(error)) if kind(&error) == Kind::Refused => {
+                tracing::warn!(why = told(&error), "the fate of a transaction cannot be asked for here");
+                return Ok(Fate::Unknown);
+            }
+            Ok(Err(error)) => return Err(self.lose(&told(&error))),
+            Err(_) => return Err(self.lose("no answer for 5 s")),
+        };
+        match rows.first().and_then(|row| row.get::<_, Option<&str>>(0)) {
+            Some("committed") => Ok(Fate::Committed),
+            Some("aborted") => Ok(Fate::NotCommitted),
+            // Its backend was told to end just now.
+            Some(_) => {
+                std::thread::sleep(UNDER_WAY);
+                Err(StoreError::Recovering)
+            }
+            None => Ok(Fate::Unknown),
+        }
+    }
+}
+
+/// How an exchange with the server failed.
+enum Failed {
+    /// There is no connection.
+    None,
+    /// Nothing came back.
+    Silent,
+    /// At a statement.
+    Before(Error),
+    /// At the commit alone: every statement was well.
+    AtCommit(Error),
+}
+
+/// The numbers that a batch gave out.
+type Admitted = HashMap<WorkflowKey, i64>;
+
+impl Writer for PostgresWriter {
+    fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
+        if self.session.is_none() {
+            return Err(StoreError::Recovering);
+        }
+        self.load_all(wants, snapshot)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn save(&mut self, snapshot: &Snapshot) -> Saved {
+        let Some(open) = self.open.clone() else {
+            return Saved::NotCommitted(StoreError::Recovering);
+        };
+        let before = self.namespaces.by_name.len();
+        let forget = |writer: &mut Self| {
+            if writer.namespaces.by_name.len() != before {
+                writer.namespaces = Namespaces::default();
+            }
+        };
+        if let Err(failed) = self.add_namespaces(snapshot) {
+            let error = self.failed("add a namespace", failed);
+            forget(self);
+            return Saved::NotCommitted(error);
+        }
+        let saved = match self.send_save(snapshot, &open) {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.abandon();
+                forget(self);
+                return Saved::NotCommitted(error);
+            }
+        };
+        match saved {
+            Ok(admitted) => {
+                self.open = None;
+                for (key, number) in admitted {
+                    self.remember(&key, number);
+                }
+                Saved::Written
+            }
+            Err(Failed::None) => Saved::NotCommitted(StoreError::Recovering),
+            Err(failed) => {
+                forget(self);
+                // The commit went out with the rest. Only a server that refused a statement, or the commit itself for
+                // a reason that undoes it, has certainly not done it.
+                let refused = match &failed {
+                    Failed::Before(error) => error.as_db_error().is_some() && kind(error) != Kind::Gone,
+                    Failed::AtCommit(error) => kind(error) == Kind::Raced,
+                    _ => false,
+                };
+                if refused {
+                    return Saved::NotCommitted(self.failed("save a batch", failed));
+                }
+                let server = self.session.as_ref().map(|session| session.server.clone());
+                self.lost = server.map(|server| Lost { xid: open.xid, server });
+                Saved::Unknown(self.failed("save a batch", failed))
+            }
+        }
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(Answered)
+    }
+
+    fn abandon(&mut self) {
+        if self.open.take().is_none() && self.session.as_ref().is_none_or(|session| session.client.is_closed()) {
+            return;
+        }
+        let Some(session) = &self.session else { return };
+        let ended = self
+            .runtime()
+            .block_on(async { tokio::time::timeout(PATIENCE, session.client.batch_execute("rollback")).await });
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => drop(self.lose(&told(&error))),
+            Err(_) => drop(self.lose("no answer to a rollback")),
+        }
+    }
+
+    fn recover(&mut self) -> Result<Fate, StoreError> {
+        // A connection that was kept, after an outcome that was unknown for a reason of its own, may be in the middle of
+        // anything.
+        if self.lost.is_some() || self.open.is_some() || self.session.as_ref().is_none_or(|s| s.client.is_closed()) {
+            self.session = None;
+        }
+        if self.session.is_none() {
+            self.connect()?;
+        }
+        let Some(lost) = self.lost.clone() else { return Ok(Fate::Unknown) };
+        let fate = self.fate(&lost)?;
+        self.lost = None;
+        tracing::info!(?fate, "what became of the last commit");
+        Ok(fate)
+    }
+}
+
+impl Drop for PostgresWriter {
+    fn drop(&mut self) {
+        if self.open.is_some() {
+            self.abandon();
+        }
+        self.session = None;
+        if let Some(runtime) = self.runtime.take() {
+            // Also where waiting is forbidden.
+            runtime.shutdown_background();
+        }
+        self.shared.writer_returned();
+    }
+}
+
+/// A commit that was answered is durable: PostgreSQL has waited for its disk.
+struct Answered;
+
+impl Disk for Answered {
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// What a worker can run, as arrays.
+struct Ready {
+    announced: Arc<Announced>,
+    limit: usize,
+    page: i64,
+    namespace: Option<i32>,
+    listed: (Vec<String>, Vec<String>),
+    all_but: Vec<String>,
+    unknown: (Vec<String>, Vec<String>),
+}
+
+impl Ready {
+    fn new(writer: &PostgresWriter, announced: &Arc<Announced>, limit: usize) -> Self {
+        let mut ready = Self {
+            announced: announced.clone(),
+            limit,
+            page: writer.page(limit),
+            namespace: writer.namespace(&announced.namespace),
+            listed: Default::default(),
+            all_but: Vec::new(),
+            unknown: Default::default(),
+        };
+        for (name, steps) in &announced.definitions {
+            let (known, steps) = match steps {
+                Steps::Listed(steps) => (&mut ready.listed, steps),
+                Steps::AllBut(steps) => {
+                    ready.all_but.push(name.to_string());
+                    (&mut ready.unknown, steps)
+                }
+            };
+            for step in steps {
+                known.0.push(name.to_string());
+                known.1.push(step.to_string());
+            }
+        }
+        ready
+    }
+}
+
+#[derive(Default)]
+struct Receipts<'a> {
+    namespaces: Vec<i32>,
+    ids: Vec<&'a str>,
+    numbers: Vec<i64>,
+    fingerprints: Vec<&'a [u8]>,
+    admitted_at: Vec<i64>,
+}
+
+impl<'a> Receipts<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        place: impl Fn(&WorkflowKey, Option<Handle>) -> Result<(i32, i64), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut new = snapshot
+            .new_admissions()
+            .iter()
+            .map(|admission| Ok((place(&admission.key, None)?, admission)))
+            .collect::<Result<Vec<_>, StoreError>>()?;
+        // In the order of their keys: two nodes that admit the same ids then wait in one direction.
+        new.sort_unstable_by(|((a, _), one), ((b, _), other)| a.cmp(b).then_with(|| one.key.id.cmp(&other.key.id)));
+        let mut receipts = Self::default();
+        for ((namespace, number), admission) in new {
+            receipts.namespaces.push(namespace);
+            receipts.ids.push(admission.key.id.as_str());
+            receipts.numbers.push(number);
+            receipts.fingerprints.push(&admission.fingerprint.0);
+            receipts.admitted_at.push(admission.admitted_at);
+        }
+        Ok(receipts)
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.ids, &self.numbers, &self.fingerprints, &self.admitted_at]
+    }
+}
+
+#[derive(Default)]
+struct Events {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    seqs: Vec<i64>,
+    types: Vec<&'static str>,
+    versions: Vec<i32>,
+    at: Vec<i64>,
+    payloads: Vec<String>,
+}
+
+impl Events {
+    fn new(
+        snapshot: &Snapshot,
+        place: impl Fn(&WorkflowKey, Option<Handle>) -> Result<(i32, i64), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut events = Self::default();
+        let version = i32::try_from(steadfast_core::event::VERSION).expect("versions are small");
+        for new in snapshot.appended() {
+            let (namespace, number) = place(&new.key, new.handle)?;
+            events.namespaces.push(namespace);
+            events.numbers.push(number);
+            events.seqs.push(signed(new.seq));
+            events.types.push(new.event.kind());
+            events.versions.push(version);
+            events.at.push(new.at);
+            events.payloads.push(new.event.payload());
+        }
+        Ok(events)
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.numbers, &self.seqs, &self.types, &self.versions, &self.at, &self.payloads]
+    }
+}
+
+/// Heads as arrays, a column each.
+#[derive(Default)]
+struct Heads<'a> {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    seqs: Vec<i64>,
+    updated_at: Vec<i64>,
+    statuses: Vec<&'a str>,
+    codes: Vec<Option<&'a str>>,
+    steps: Vec<Option<&'a str>>,
+    visits: Vec<Option<i64>>,
+    attempts: Vec<Option<i32>>,
+    deliveries: Vec<Option<i32>>,
+    tokens: Vec<Option<&'a [u8]>>,
+    epochs: Vec<Option<i64>>,
+    workers: Vec<Option<&'a str>>,
+    boots: Vec<Option<i64>>,
+    remotes: Vec<Option<bool>>,
+    started_at: Vec<Option<i64>>,
+    leases: Vec<Option<i64>>,
+    leases_until: Vec<Option<i64>>,
+    deadlines: Vec<Option<i64>>,
+    progress: Vec<Option<&'a str>>,
+    ranks: Vec<Option<i64>>,
+    wakes: Vec<Option<i16>>,
+    due: Vec<Option<i64>>,
+    ids: Vec<&'a str>,
+    names: Vec<&'a str>,
+    options: Vec<Option<String>>,
+    priorities: Vec<i32>,
+    created_at: Vec<i64>,
+}
+
+fn small<T: TryFrom<i64>>(value: Option<i64>) -> Option<T> {
+    value.map(|value| T::try_from(value).ok().expect("attempts, deliveries and wakes are small"))
+}
+
+impl<'a> Heads<'a> {
+    fn push(&mut self, (namespace, number): (i32, i64), head: &'a Head, new: bool) {
+        let columns = Stored::of(head);
+        self.namespaces.push(namespace);
+        self.numbers.push(number);
+        self.seqs.push(columns.seq);
+        self.updated_at.push(columns.updated_at);
+        self.statuses.push(columns.status);
+        self.codes.push(columns.code);
+        self.steps.push(columns.step);
+        self.visits.push(columns.visit);
+        self.attempts.push(small(columns.attempt));
+        self.deliveries.push(small(columns.delivery));
+        self.tokens.push(columns.token);
+        self.epochs.push(columns.epoch);
+        self.workers.push(columns.worker);
+        self.boots.push(columns.boot);
+        self.remotes.push(columns.remote);
+        self.started_at.push(columns.started_at);
+        self.leases.push(columns.lease_ms);
+        self.leases_until.push(columns.lease_until);
+        self.deadlines.push(columns.step_deadline);
+        self.progress.push(columns.progress);
+        self.ranks.push(columns.rank);
+        self.wakes.push(small(columns.wake));
+        self.due.push(columns.due);
+        if new {
+            self.ids.push(columns.id);
+            self.names.push(columns.name);
+            self.options.push(stored_options(&head.options));
+            self.priorities.push(head.options.priority);
+            self.created_at.push(columns.created_at);
+        }
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![
+            &self.namespaces,
+            &self.numbers,
+            &self.seqs,
+            &self.updated_at,
+            &self.statuses,
+            &self.codes,
+            &self.steps,
+            &self.visits,
+            &self.attempts,
+            &self.deliveries,
+            &self.tokens,
+            &self.epochs,
+            &self.workers,
+            &self.boots,
+            &self.remotes,
+            &self.started_at,
+            &self.leases,
+            &self.leases_until,
+            &self.deadlines,
+            &self.progress,
+            &self.ranks,
+            &self.wakes,
+            &self.due,
+        ]
+    }
+
+    /// With what is written once.
+    fn all_args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut args = self.args();
+        let once: [&(dyn ToSql + Sync); 5] =
+            [&self.ids, &self.names, &self.options, &self.priorities, &self.created_at];
+        args.extend(once);
+        args
+    }
+}
+
+#[derive(Default)]
+struct Variables<'a> {
+    put: Variable<'a>,
+    dropped: Variable<'a>,
+}
+
+#[derive(Default)]
+struct Variable<'a> {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    keys: Vec<&'a str>,
+    values: Vec<&'a str>,
+    seqs: Vec<i64>,
+}
+
+impl<'a> Variables<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        place: impl Fn(&WorkflowKey, Option<Handle>) -> Result<(i32, i64), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut variables = Self::default();
+        for changed in snapshot.changed_variables() {
+            let (namespace, number) = place(changed.workflow, changed.handle)?;
+            let set = if changed.value.is_some() { &mut variables.put } else { &mut variables.dropped };
+            set.namespaces.push(namespace);
+            set.numbers.push(number);
+            set.keys.push(changed.key.as_str());
+            set.seqs.push(signed(changed.seq));
+            set.values.extend(changed.value.map(|value| value.as_str()));
+        }
+        Ok(variables)
+    }
+}
+
+impl Variable<'_> {
+    fn key_args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.numbers, &self.keys]
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut args = self.key_args();
+        let values: [&(dyn ToSql + Sync); 2] = [&self.values, &self.seqs];
+        args.extend(values);
+        args
+    }
+}
+
+#[derive(Default)]
+struct Calls<'a> {
+    namespaces: Vec<i32>,
+    requests: Vec<&'a str>,
+    at: Vec<i64>,
+    granted: Vec<String>,
+    /// What was given before this is forgotten.
+    forget: i64,
+}
+
+impl<'a> Calls<'a> {
+    fn new(snapshot: &'a Snapshot, number: impl Fn(&Namespace) -> Option<i32>) -> Self {
+        let mut new: Vec<(i32, &Call)> =
+            snapshot.new_calls().iter().filter_map(|call| Some((number(&call.namespace)?, call))).collect();
+        new.sort_unstable_by(|(a, one), (b, other)| a.cmp(b).then_with(|| one.id.cmp(&other.id)));
+        let mut calls = Self::default();
+        for (namespace, call) in new {
+            let granted: Vec<(&str, u64)> = call.granted.iter().map(|(key, seq)| (key.id.as_str(), *seq)).collect();
+            calls.namespaces.push(namespace);
+            calls.requests.push(&call.id.0);
+            calls.at.push(call.at);
+            calls.granted.push(serde_json::to_string(&granted).expect("strings and integers serialize"));
+            calls.forget = calls.forget.max(call.at - CALL_AGE_MS);
+        }
+        calls
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.requests, &self.at, &self.granted]
+    }
+}
