@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::exit::Exit;
 use crate::output::print;
-use crate::place::Place;
+use crate::place::{At, Place};
 
 /// Copies a store, whole and of one moment. Whoever opens the copy raises its epoch: every claim in it is void.
 #[derive(Debug, Args)]
@@ -23,7 +23,15 @@ pub struct Backup {
 
 impl Backup {
     pub(crate) async fn run(self) -> Result<(), Exit> {
-        let (from, to) = (self.place.path()?, self.to.clone());
+        let from = match self.place.at()? {
+            At::File(path) => path,
+            At::Postgres(_) => {
+                let message = "a PostgreSQL store is backed up with its database: pg_dump or pg_basebackup; after a \
+                               restore run steadfast migrate --restored";
+                return Err(Exit::refused("unsupported", message));
+            }
+        };
+        let to = self.to.clone();
         tokio::task::spawn_blocking(move || steadfast::store::sqlite::backup(&from, &to))
             .await
             .map_err(|error| Exit::other(error.to_string()))??;

@@ -58,7 +58,7 @@ impl Common {
     fn builder(&self) -> Result<Builder, Exit> {
         // Before the store is opened, or made.
         steadfast_server::may_listen(self.listen).map_err(|error| cannot_listen(&error))?;
-        Ok(Engine::open(&self.place.url()?)?.concurrency(self.concurrency.get()))
+        Ok(Engine::open(&self.place.at()?.url())?.concurrency(self.concurrency.get()))
     }
 
     async fn run(&self, builder: Builder, banner: impl FnOnce(SocketAddr) -> String) -> Result<(), Exit> {
@@ -110,7 +110,7 @@ pub(crate) async fn dev(dev: Dev) -> Result<(), Exit> {
         lines += &format!("  {name:<8} {what}\n           steadfast start {name} --input '{example}' --wait\n");
         builder = builder.define(definition);
     }
-    let path = dev.common.place.path()?;
+    let at = dev.common.place.at()?;
     let banner = move |address: SocketAddr| {
         let server =
             if address.port() == 7420 { String::new() } else { format!("export STEADFAST_URL=http://{address}\n") };
@@ -119,7 +119,7 @@ pub(crate) async fn dev(dev: Dev) -> Result<(), Exit> {
              then: steadfast list, steadfast show ID, steadfast events ID\n\
              over HTTP: curl -s http://{address}/v1/workflows -H 'content-type: application/json' \
              -d '{{\"name\": \"hello\", \"input\": {{\"steps\": 3}}}}'\n",
-            path.display()
+            at.shown()
         )
     };
     dev.common.run(builder, banner).await

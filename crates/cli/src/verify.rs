@@ -5,8 +5,6 @@ use std::io::IsTerminal;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use steadfast::store::Reader;
-use steadfast::store::sqlite::SqliteReader;
 
 use crate::exit::Exit;
 use crate::output::{plain, print};
@@ -24,14 +22,14 @@ pub struct Verify {
 
 impl Verify {
     pub(crate) async fn run(self) -> Result<(), Exit> {
-        let path = self.place.path()?;
+        let at = self.place.at()?;
         let shown = !self.json && std::io::stderr().is_terminal();
         let verified = tokio::task::spawn_blocking(move || {
             let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
             if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} workflows verified, {per_sec}") {
                 bar.set_style(style);
             }
-            let verified = SqliteReader::open(&path)?.verify(&mut |done| bar.set_position(done));
+            let verified = at.reader()?.verify(&mut |done| bar.set_position(done));
             bar.finish_and_clear();
             verified
         })

@@ -37,8 +37,11 @@ fn told(harness: impl Harness + 'static, page: &[String]) -> (Vec<String>, Strin
     (answers, dump)
 }
 
+/// Tells a page and answers what was said and what is left.
+type Tell = fn(&[String]) -> (Vec<String>, String);
+
 /// The stores that a history is told on, each with how it is made: a new kind joins here. The first is the measure.
-const STORES: [(&str, fn(&[String]) -> (Vec<String>, String)); 3] = [
+const STORES: [(&str, Tell); 3] = [
     ("memory", |page| told(harness::Memory::default(), page)),
     ("sqlite", |page| told(harness::Sqlite::default(), page)),
     ("postgres", |page| told(harness::Postgres::default(), page)),

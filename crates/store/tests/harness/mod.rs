@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_pgtest::Shared;
 use steadfast_store::Store;
 use steadfast_store::clock::Clock;
 use steadfast_store::conformance::Harness;
@@ -62,14 +63,14 @@ impl Harness for Sqlite {
 
 /// Stores in a PostgreSQL database, each in a schema of its own.
 pub struct Postgres {
-    url: String,
+    _shared: Shared,
+    pub url: String,
 }
 
 impl Default for Postgres {
     fn default() -> Self {
-        let base = std::env::var("STEADFAST_PG").unwrap_or("postgres://steadfast@127.0.0.1:5599/postgres".into());
-        let n: u64 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-        Self { url: format!("{base}?schema=t{n:x}_{}", std::process::id()) }
+        let shared = steadfast_pgtest::shared();
+        Self { url: shared.fresh_url(), _shared: shared }
     }
 }
 
