@@ -1,6 +1,7 @@
 //! `steadfast bench`: how fast this machine runs the engine, beside what its database can do at most.
 
 mod history;
+mod postgres;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ pub enum Bench {
     Embedded(Embedded),
     /// One very long workflow beside a fresh one, and a store full of finished and sleeping workflows beside an empty one.
     History(history::History),
+    /// The same workflows on PostgreSQL, with one node and with two, beside a bare loop of the same statements.
+    Postgres(postgres::Postgres),
 }
 
 impl Bench {
@@ -29,6 +32,7 @@ impl Bench {
         match self {
             Self::Embedded(args) => args.json,
             Self::History(args) => args.json,
+            Self::Postgres(args) => args.json,
         }
     }
 }
@@ -102,6 +106,7 @@ pub async fn run(bench: Bench) -> Result<(), Box<dyn std::error::Error>> {
     match bench {
         Bench::Embedded(args) => embedded(args).await,
         Bench::History(args) => history::run(args).await,
+        Bench::Postgres(args) => postgres::run(args).await,
     }
 }
 
@@ -159,7 +164,7 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
         let path = folder.join(format!("bare-{round}.db"));
         bare.extend(bare_limit(path, 1_000, 1).await?.commits);
         let path = folder.join(format!("alone-{round}.db"));
-        let (ones, tens) = alone(&path, 300).await?;
+        let (ones, tens) = alone(&format!("sqlite:{}", path.display()), 300).await?;
         one.extend(ones);
         ten.extend(tens);
     }
@@ -200,8 +205,8 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
     })
 }
 
-/// The bare loop with the very texts that the engine writes.
-async fn bare_limit(path: PathBuf, steps: usize, batch: usize) -> Result<limit::Limit, Box<dyn std::error::Error>> {
+/// The texts of a step as the engine writes them: what ends it, and what begins the next.
+fn step_texts() -> (String, String) {
     let writes: Writes = [(Key::trusted("result"), Some(Json::trusted(RESULT)))].into_iter().collect();
     let next = Some(Next { step: Step::trusted("step"), run_at: None });
     let completed = Event::StepCompleted { step: Step::trusted("step"), attempt: 1, writes, next }.payload();
@@ -215,6 +220,12 @@ async fn bare_limit(path: PathBuf, steps: usize, batch: usize) -> Result<limit::
         token_digest: TokenDigest([0xab; 16]),
     }
     .payload();
+    (completed, started)
+}
+
+/// The bare loop with the very texts that the engine writes.
+async fn bare_limit(path: PathBuf, steps: usize, batch: usize) -> Result<limit::Limit, Box<dyn std::error::Error>> {
+    let (completed, started) = step_texts();
     tokio::task::spawn_blocking(move || limit::measure(&path, steps, batch, (&completed, &started, RESULT)))
         .await?
         .map_err(Into::into)
@@ -229,8 +240,8 @@ async fn stepper(ctx: Ctx, last: usize) -> StepResult {
     if made >= last { Ok(done(made)) } else { Ok(step((made + 1).to_string())) }
 }
 
-fn open(path: &Path, concurrency: usize) -> Result<Engine, steadfast::Error> {
-    Engine::open(&format!("sqlite:{}", path.display()))?
+fn open(url: &str, concurrency: usize) -> Result<Engine, steadfast::Error> {
+    Engine::open(url)?
         .register("ten", |ctx: Ctx| stepper(ctx, STEPS))
         .register("one", |ctx: Ctx| stepper(ctx, 1))
         .concurrency(concurrency)
@@ -239,12 +250,20 @@ fn open(path: &Path, concurrency: usize) -> Result<Engine, steadfast::Error> {
 
 /// Ten-step workflows, so many in flight: each ended one is replaced by the next.
 async fn throughput(path: &Path, workflows: usize, in_flight: usize) -> Result<(f64, u64), Box<dyn std::error::Error>> {
-    let engine = open(path, in_flight)?;
+    let engine = open(&format!("sqlite:{}", path.display()), in_flight)?;
+    let took = ten_steps(std::slice::from_ref(&engine), workflows, in_flight).await?;
+    engine.shutdown(Duration::from_secs(5)).await;
+    let bytes = std::fs::metadata(path)?.len();
+    Ok(((workflows * STEPS) as f64 / took, bytes))
+}
+
+/// Runs so many workflows of ten steps, so many in flight over all nodes; answers the seconds it took.
+async fn ten_steps(nodes: &[Engine], workflows: usize, in_flight: usize) -> Result<f64, Box<dyn std::error::Error>> {
     let left = Arc::new(AtomicU64::new(workflows as u64));
     let begin = Instant::now();
     let clients: Vec<_> = (0..in_flight)
-        .map(|_| {
-            let (engine, left) = (engine.clone(), left.clone());
+        .map(|n| {
+            let (engine, left) = (nodes[n % nodes.len()].clone(), left.clone());
             tokio::spawn(async move {
                 while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
                     let accepted = engine.start_request(Request::new("ten").input(&0)).await?;
@@ -257,15 +276,12 @@ async fn throughput(path: &Path, workflows: usize, in_flight: usize) -> Result<(
     for client in clients {
         client.await??;
     }
-    let took = begin.elapsed().as_secs_f64();
-    engine.shutdown(Duration::from_secs(5)).await;
-    let bytes = std::fs::metadata(path)?.len();
-    Ok(((workflows * STEPS) as f64 / took, bytes))
+    Ok(begin.elapsed().as_secs_f64())
 }
 
 /// One workflow at a time: the time from the start to its end, for one step and for ten.
-async fn alone(path: &Path, n: usize) -> Result<(Vec<Duration>, Vec<Duration>), Box<dyn std::error::Error>> {
-    let engine = open(path, 8)?;
+async fn alone(url: &str, n: usize) -> Result<(Vec<Duration>, Vec<Duration>), Box<dyn std::error::Error>> {
+    let engine = open(url, 8)?;
     let mut times = (Vec::new(), Vec::new());
     for _ in 0..n {
         for (name, into) in [("one", &mut times.0), ("ten", &mut times.1)] {

@@ -25,7 +25,7 @@ use crate::head::{Claim, Head, Placed};
 use crate::json::Json;
 use crate::options::Options;
 use crate::state::{IllegalEvent, State, Status};
-use crate::text::{Key, Name, Namespace, WorkflowKey};
+use crate::text::{Key, Name, Namespace, Step, WorkflowKey};
 
 /// Hashes the same in every process: nothing here is random. Who chose ids that collide would slow down one batch.
 type Hashed = BuildHasherDefault<DefaultHasher>;
@@ -136,8 +136,8 @@ pub enum HeadChange {
 #[derive(Debug)]
 struct Cell {
     head: Head,
-    /// What the store calls it, where the stored row stands and its status; `None` when there is no stored row.
-    stored: Option<(Handle, Placed, Status)>,
+    /// `None` when there is no stored row.
+    stored: Option<Was>,
     dirty: bool,
     /// What was written to its scratchpad.
     variables: BTreeMap<Key, NewValue>,
@@ -145,7 +145,7 @@ struct Cell {
 
 impl Cell {
     fn handle(&self) -> Option<Handle> {
-        self.stored.map(|(handle, _, _)| handle)
+        self.stored.as_ref().map(|was| was.handle)
     }
 }
 
@@ -208,6 +208,21 @@ pub struct ChangedHead<'a> {
     pub handle: Option<Handle>,
     /// How it differs from what the store has.
     pub change: HeadChange,
+    /// The stored row, where there is one.
+    pub was: Option<&'a Was>,
+}
+
+/// What a decision may not forget of the row that the store has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Was {
+    /// What the store calls it.
+    pub handle: Handle,
+    /// Where it stands.
+    pub placed: Placed,
+    /// Its status.
+    pub status: Status,
+    /// The step it stands on.
+    pub step: Option<Step>,
 }
 
 /// The rows of one batch.
@@ -243,7 +258,8 @@ impl Snapshot {
     pub fn load_head(&mut self, key: WorkflowKey, found: Option<(Handle, Head)>) {
         self.heads.entry(key).or_insert_with(|| {
             found.map(|(handle, head)| {
-                let stored = Some((handle, head.placed(), head.status()));
+                let step = head.visit().map(|visit| visit.step.clone());
+                let stored = Some(Was { handle, placed: head.placed(), status: head.status(), step });
                 Cell { head, stored, dirty: false, variables: BTreeMap::new() }
             })
         });
@@ -506,10 +522,11 @@ impl Snapshot {
         self.changed().map(|cell| ChangedHead {
             head: &cell.head,
             handle: cell.handle(),
-            change: match cell.stored {
+            was: cell.stored.as_ref(),
+            change: match &cell.stored {
                 None => HeadChange::Insert,
                 // A sleep and a backoff may end at the same instant: the same place, but another status.
-                Some((_, placed, status)) if (placed, status) == (cell.head.placed(), cell.head.status()) => {
+                Some(was) if (was.placed, was.status) == (cell.head.placed(), cell.head.status()) => {
                     HeadChange::InPlace
                 }
                 Some(_) => HeadChange::Move,

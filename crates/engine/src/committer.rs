@@ -29,7 +29,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use steadfast_core::admission;
 use steadfast_core::command::{Command, Lane, Moment, Outcome, decide};
+use steadfast_core::commit;
 use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
 use steadfast_core::sweep::{Boots, GiveBack};
 use steadfast_core::text::WorkflowKey;
@@ -159,6 +161,7 @@ impl Committer {
             writer,
             clock: store.clock(),
             deliveries_max,
+            expected: 0,
             give_back_all: false,
         };
         let thread =
@@ -349,6 +352,8 @@ struct Runner {
     writer: Box<dyn Writer>,
     clock: Arc<dyn Clock>,
     deliveries_max: u32,
+    /// How many claims the last batch handed out: so many commands are likely to come back at once.
+    expected: usize,
     /// The epoch has changed: every claim of the one before is to be given back.
     give_back_all: bool,
 }
@@ -400,6 +405,23 @@ impl Runner {
         }
     }
 
+    /// Where small batches are dear, waits a moment for the commands that the last batch leads to: all of its workers go
+    /// on at the same time, and without this the first of them would go alone, and then the others behind it.
+    fn gather<'l>(&'l self, mut lanes: MutexGuard<'l, Lanes>) -> MutexGuard<'l, Lanes> {
+        let patience = self.writer.gathers();
+        if patience.is_zero() || lanes.are_empty() {
+            return lanes;
+        }
+        let expected = self.expected.min(self.shared.bounds.batch_commands);
+        let begin = Instant::now();
+        while lanes.finish.len() + lanes.begin.len() < expected && !lanes.closed && begin.elapsed() < patience {
+            drop(lanes);
+            std::thread::yield_now();
+            lanes = self.shared.lanes();
+        }
+        lanes
+    }
+
     /// Waits for commands and takes as many as a batch holds, none when there is something else to look at; `None`
     /// when closed and empty.
     fn take(&mut self) -> Option<Vec<Job>> {
@@ -426,6 +448,7 @@ impl Runner {
                 lanes = self.shared.lanes();
             }
         }
+        let mut lanes = self.gather(lanes);
         let bounds = &self.shared.bounds;
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -521,6 +544,7 @@ impl Runner {
     }
 
     fn settle(&mut self, delivery: Delivery) {
+        self.expected = delivery.outcomes.iter().map(followed_by).sum();
         let more = !self.shared.lanes().are_empty();
         if let Err((jobs, error)) = self.syncer.settle(delivery, more) {
             self.unknown(jobs, &error, Vec::new());
@@ -726,6 +750,19 @@ impl Runner {
                 _ => return,
             }
         }
+    }
+}
+
+/// How many claims an outcome hands out.
+fn followed_by(outcome: &Outcome) -> usize {
+    match outcome {
+        Outcome::Start(admission::Outcome::Started { claimed }) => usize::from(claimed.is_some()),
+        Outcome::Claim(granted) => granted.len(),
+        // Another start is likely to follow an end, and nothing else follows a sleep.
+        Outcome::Commit(commit::Outcome::Committed(after)) => {
+            usize::from(after.next.is_some() || after.status.is_terminal())
+        }
+        _ => 0,
     }
 }
 

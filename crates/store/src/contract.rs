@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfast_core::event::{DecodeError, Event};
 use steadfast_core::fingerprint::FingerprintKey;
@@ -105,6 +106,12 @@ pub trait Writer: Send {
     /// What makes saves durable. Apart from the writer, so that one batch can be written while the one before it is
     /// on its way to the disk.
     fn disk(&self) -> Arc<dyn Disk>;
+
+    /// How long a batch may wait for the commands that the one before it leads to: about what a small batch costs more
+    /// than a large one. None where batches cost by their rows.
+    fn gathers(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Ends the transaction without a trace.
     fn abandon(&mut self);

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use steadfast_core::snapshot::{Snapshot, Wants};
 use steadfast_core::sweep::Boots;
@@ -208,6 +209,10 @@ impl Writer for FaultyWriter {
 
     fn epoch(&self) -> u64 {
         self.inner.epoch()
+    }
+
+    fn gathers(&self) -> Duration {
+        self.inner.gathers()
     }
 
     fn recover(&mut self) -> Result<Fate, StoreError> {

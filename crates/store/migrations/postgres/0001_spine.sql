@@ -1,8 +1,9 @@
 -- The spine: receipts, logs, heads, scratchpads.
 --
 -- Ids are text, up to 128 bytes; the hot tables name a workflow by the number that its receipt gave it, so that a
--- step's rows are short. A namespace is a small number for the same reason. It opens every primary key and every index:
--- it is what rows can be distributed by. Text that orders is compared byte for byte, as SQLite does.
+-- step's rows are short. That number is unique in the whole store and opens the key of everything that belongs to a
+-- workflow: it is what those rows can be distributed by. A namespace is a small number too, and opens the other keys.
+-- Text that orders is compared byte for byte, as SQLite does.
 --
 -- Payloads are text and not jsonb, which would write numbers anew and lose keys: what was sent is what is kept.
 -- There are no foreign keys: they would cost more than the rows they look at, and verify proves what they would.
@@ -62,11 +63,12 @@ create table {schema}.events (
     version integer not null,
     type text collate "C" not null,
     payload text not null,
-    constraint events_key primary key (namespace, workflow, seq)    -- the lock: one event a position
+    constraint events_key primary key (workflow, seq)   -- the lock: one event a position
 );
 
 -- The current state of each workflow: derived from its log, saved with it, rebuilt from it by verify. A step that goes
--- on to the next changes no indexed column, and there is room on the page: its new version needs no index entry.
+-- on to the next changes no indexed column, and there is room on the page for as many new versions as it has rows: they
+-- need no index entry.
 create table {schema}.heads (
     workflow bigint not null,
     seq bigint not null,
@@ -96,7 +98,7 @@ create table {schema}.heads (
     code text,                                          -- why it failed
     options text,                                       -- null: the defaults
     progress text,
-    constraint heads_key primary key (namespace, workflow),
+    constraint heads_key primary key (workflow),
     constraint heads_status check (status in ('ready', 'sleeping', 'running', 'backoff', 'completed', 'failed', 'cancelled')),
     constraint heads_live check ((status in ('completed', 'failed', 'cancelled')) = (step is null)),
     constraint heads_ranked check ((status = 'ready') = (rank is not null)),
@@ -104,19 +106,32 @@ create table {schema}.heads (
     constraint heads_claimed check ((status = 'running') = (token is not null)),
     constraint heads_coded check ((status = 'failed') = (code is not null))
 ) with (
-    fillfactor = 60,
+    fillfactor = 45,
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
 
--- Claims: the next ready step that a worker knows.
-create index heads_ready on {schema}.heads (namespace, name, step, rank, workflow) where rank is not null;
 -- Sweeps: whose time has come; and all open claims, for giving them back.
 create index heads_timed on {schema}.heads (namespace, wake, due, workflow) where due is not null;
--- Lists of one definition, newest first.
-create index heads_by_name on {schema}.heads (namespace, name, workflow);
+-- Lists of a namespace, and of one definition, newest first.
+create index heads_listed on {schema}.heads (namespace, (- workflow));
+create index heads_by_name on {schema}.heads (namespace, name, (- workflow));
 -- Lists of what ended badly: few rows, often looked for.
-create index heads_ended_badly on {schema}.heads (namespace, status, workflow) where status in ('failed', 'cancelled');
+create index heads_ended_badly on {schema}.heads (namespace, status, (- workflow)) where status in ('failed', 'cancelled');
+
+-- Claims: the next ready step that a worker knows; a row for each ready head. A table of its own, because a head whose
+-- step stood in an index could not be updated without touching all of them, at every step.
+create table {schema}.ready (
+    rank bigint not null,
+    workflow bigint not null,
+    namespace integer not null,
+    name text collate "C" not null,
+    step text collate "C" not null,
+    constraint ready_key primary key (namespace, name, step, rank, workflow)
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
 
 -- The current value of each variable of each workflow, saved with the commit that wrote it.
 create table {schema}.scratchpad (
@@ -125,7 +140,7 @@ create table {schema}.scratchpad (
     namespace integer not null,
     key text collate "C" not null,
     value text not null,
-    constraint scratchpad_key primary key (namespace, workflow, key)
+    constraint scratchpad_key primary key (workflow, key)
 ) with (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 1
@@ -139,16 +154,16 @@ create table {schema}.claim_calls (
     granted text not null,                              -- JSON: [[id, seq], ..]
     constraint claim_calls_key primary key (namespace, request)
 );
-create index claim_calls_by_age on {schema}.claim_calls (namespace, at);
+create index claim_calls_by_age on {schema}.claim_calls (at);
 
 -- For people with a database shell: logs and variables by id.
 create view {schema}.workflow_events as
     select n.name as namespace, h.id as workflow_id, e.seq, e.type, e.payload, to_timestamp(e.at / 1000.0) as at
     from {schema}.events e
-    join {schema}.heads h on h.namespace = e.namespace and h.workflow = e.workflow
+    join {schema}.heads h on h.workflow = e.workflow
     join {schema}.namespaces n on n.namespace = e.namespace;
 create view {schema}.workflow_variables as
     select n.name as namespace, h.id as workflow_id, s.key, s.value, s.seq
     from {schema}.scratchpad s
-    join {schema}.heads h on h.namespace = s.namespace and h.workflow = s.workflow
+    join {schema}.heads h on h.workflow = s.workflow
     join {schema}.namespaces n on n.namespace = s.namespace;

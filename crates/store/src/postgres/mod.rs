@@ -9,6 +9,7 @@
 
 mod board;
 mod clock;
+pub mod limit;
 mod migrate;
 mod place;
 mod reader;
@@ -165,6 +166,37 @@ pub fn mark_restored(url: &str) -> Result<(), StoreError> {
     background.wait(async move {
         let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
         board::mark_restored(&session, &place).await
+    })
+}
+
+/// Drops the schema of `url` with everything in it: for scratch stores that were made to be measured.
+///
+/// # Errors
+/// [`StoreError`] when the server says no.
+pub fn drop_schema(url: &str) -> Result<(), StoreError> {
+    let place = Place::parse(url)?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        let text = place.text("drop schema if exists {schema} cascade");
+        session.client.batch_execute(&text).await.map_err(postgres("drop a scratch schema"))
+    })
+}
+
+/// The server's version, and the settings that its durability and speed depend on: for reports.
+///
+/// # Errors
+/// [`StoreError`] when it cannot be asked.
+pub fn describe(url: &str) -> Result<(String, String), StoreError> {
+    let place = Place::parse(url)?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        let text = "select current_setting('server_version'),
+                        string_agg(name || ' = ' || current_setting(name), ', ' order by name)
+                    from unnest('{fsync,full_page_writes,shared_buffers,synchronous_commit}'::text[]) name";
+        let rows = session.client.query_typed(text, &[]).await.map_err(postgres("ask for the server's settings"))?;
+        Ok(rows.first().map(|row| (row.get(0), row.get(1))).unwrap_or_default())
     })
 }
 

@@ -68,7 +68,7 @@ macro_rules! receipt {
     };
 }
 
-/// A plain page of a list, one row longer than asked for.
+/// A plain page of a list, one row longer than asked for, by the index that the order names.
 macro_rules! list {
     ($condition:literal) => {
         concat!(
@@ -76,9 +76,9 @@ macro_rules! list {
             head!(),
             " from {schema}.heads h where h.namespace = ",
             namespace!(),
-            " and h.workflow < $2 and ",
+            " and ",
             $condition,
-            " order by h.workflow desc limit $3"
+            " order by - h.workflow limit $3"
         )
     };
 }
@@ -91,9 +91,9 @@ macro_rules! list_in_status {
                  select x.workflow, x.status, row_number() over (order by x.workflow desc) as place from (
                      select h.workflow, h.status from {schema}.heads h where h.namespace = ",
             namespace!(),
-            " and h.workflow < $2 and ",
+            " and ",
             $condition,
-            " order by h.workflow desc limit $5 + 1) x
+            " order by - h.workflow limit $5 + 1) x
              ), hit as materialized (
                  select l.workflow, l.place from looked l where l.status = $4 order by l.place limit $3
              )
@@ -101,9 +101,9 @@ macro_rules! list_in_status {
             head!(),
             " from (select max(l.place) as last, max(l.workflow) filter (where l.place = $5) as edge from looked l) w
              left join hit k on true
-             left join {schema}.heads h on h.namespace = ",
-            namespace!(),
-            " and h.workflow = k.workflow order by k.place"
+             left join lateral (select ",
+            head!(),
+            " from {schema}.heads h where h.workflow = k.workflow limit 1) h on true order by k.place"
         )
     };
 }
@@ -112,11 +112,11 @@ macro_rules! list_in_status {
 static LOOKS: [Text; 12] = [
     Text {
         text: concat!(
-            "select ",
-            head!(),
-            " from (",
+            "select h.* from (",
             receipt!(),
-            ") a join {schema}.heads h on h.namespace = a.namespace and h.workflow = a.workflow"
+            ") a cross join lateral (select ",
+            head!(),
+            " from {schema}.heads h where h.workflow = a.workflow limit 1) h"
         ),
         types: &[Type::TEXT, Type::TEXT],
     },
@@ -130,42 +130,51 @@ static LOOKS: [Text; 12] = [
     },
     Text {
         text: concat!(
-            "select e.seq, e.at, e.type, e.version, e.payload from (",
+            "select e.* from (",
             receipt!(),
-            ") a join {schema}.events e on e.namespace = a.namespace and e.workflow = a.workflow and e.seq >= $3
-             order by e.seq limit $4"
+            ") a cross join lateral (
+                 select e.seq, e.at, e.type, e.version, e.payload from {schema}.events e
+                 where e.workflow = a.workflow and e.seq >= $3 order by e.seq limit $4) e"
         ),
         types: &[Type::TEXT, Type::TEXT, Type::INT8, Type::INT8],
     },
     Text {
         text: concat!(
-            "select s.value, s.seq from (",
+            "select s.* from (",
             receipt!(),
-            ") a join {schema}.scratchpad s on s.namespace = a.namespace and s.workflow = a.workflow and s.key = $3"
+            ") a cross join lateral (
+                 select s.value, s.seq from {schema}.scratchpad s where s.workflow = a.workflow and s.key = $3 limit 1) s"
         ),
         types: &[Type::TEXT, Type::TEXT, Type::TEXT],
     },
     Text {
         text: concat!(
-            "select s.key, s.value, s.seq from (",
+            "select s.* from (",
             receipt!(),
-            ") a join {schema}.scratchpad s on s.namespace = a.namespace and s.workflow = a.workflow and s.key > $3
-             order by s.key limit $4"
+            ") a cross join lateral (
+                 select s.key, s.value, s.seq from {schema}.scratchpad s
+                 where s.workflow = a.workflow and s.key > $3 order by s.key limit $4) s"
         ),
         types: &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
     },
-    Text { text: list!("$4::text is null"), types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT] },
-    Text { text: list!("h.name = $4"), types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT] },
     Text {
-        text: list!("h.status = $4 and h.status in ('failed', 'cancelled')"),
+        text: list!("- h.workflow > - $2 and $4::text is null"),
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
     },
     Text {
-        text: list_in_status!("$6::text is null"),
+        text: list!("- h.workflow > - $2 and h.name = $4"),
+        types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
+    },
+    Text {
+        text: list!("- h.workflow > - $2 and h.status = $4 and h.status in ('failed', 'cancelled')"),
+        types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
+    },
+    Text {
+        text: list_in_status!("- h.workflow > - $2 and $6::text is null"),
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
     },
     Text {
-        text: list_in_status!("h.name = $6"),
+        text: list_in_status!("- h.workflow > - $2 and h.name = $6"),
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
     },
     Text {
@@ -514,12 +523,12 @@ async fn verify(
         .batch_execute(
             "begin isolation level repeatable read read only; set local statement_timeout = 0;
              set local plan_cache_mode = auto; set local enable_seqscan = on; set local enable_hashjoin = on;
-             set local enable_mergejoin = on; set local jit = off",
+             set local enable_mergejoin = on; set local enable_sort = on; set local jit = off",
         )
         .await
         .map_err(postgres(doing))?;
     let mut verified = Verified::default();
-    let (mut namespace, mut number) = (i32::MIN, i64::MIN);
+    let mut number = i64::MIN;
     loop {
         let heads = session
             .client
@@ -528,24 +537,22 @@ async fn verify(
                     "select ",
                     head!(),
                     ", (select n.name from {schema}.namespaces n where n.namespace = h.namespace)
-                     from {schema}.heads h where (h.namespace, h.workflow) > ($1, $2)
-                     order by h.namespace, h.workflow limit $3"
+                     from {schema}.heads h where h.workflow > $1 order by h.workflow limit $2"
                 )),
-                &[(&namespace, Type::INT4), (&number, Type::INT8), (&VERIFY_PAGE, Type::INT8)],
+                &[(&number, Type::INT8), (&VERIFY_PAGE, Type::INT8)],
             )
             .await
             .map_err(postgres(doing))?;
         let Some(last) = heads.last() else { break };
-        let until = rows::numbers(last)?;
-        let range = [(namespace, number), until];
+        let (_, until) = rows::numbers(last)?;
+        let range = [number, until];
         let mut page: Vec<Rebuilding> = heads.iter().map(Rebuilding::new).collect::<Result<_, _>>()?;
         // One after the other: what two statements answer on one connection cannot be read in turns.
         let mut events = Walk::new(
             session,
             place,
             "select e.namespace, e.workflow, e.seq, e.at, e.type, e.version, e.payload from {schema}.events e
-             where (e.namespace, e.workflow) > ($1, $2) and (e.namespace, e.workflow) <= ($3, $4)
-             order by e.namespace, e.workflow, e.seq",
+             where e.workflow > $1 and e.workflow <= $2 order by e.workflow, e.seq",
             range,
         )
         .await?;
@@ -565,8 +572,7 @@ async fn verify(
             session,
             place,
             "select s.namespace, s.workflow, s.key, s.value, s.seq from {schema}.scratchpad s
-             where (s.namespace, s.workflow) > ($1, $2) and (s.namespace, s.workflow) <= ($3, $4)
-             order by s.namespace, s.workflow, s.key",
+             where s.workflow > $1 and s.workflow <= $2 order by s.workflow, s.key",
             range,
         )
         .await?;
@@ -588,18 +594,30 @@ async fn verify(
             // Nobody may listen.
             let _ = progress.send(verified.workflows);
         }
-        (namespace, number) = until;
+        number = until;
     }
     for (code, text) in [
         (
             "log_without_head",
             "select distinct e.workflow from {schema}.events e where not exists
-                 (select from {schema}.heads h where h.namespace = e.namespace and h.workflow = e.workflow)",
+                 (select from {schema}.heads h where h.workflow = e.workflow and h.namespace = e.namespace)",
         ),
         (
             "variable_without_head",
             "select distinct s.workflow from {schema}.scratchpad s where not exists
                  (select from {schema}.heads h where h.namespace = s.namespace and h.workflow = s.workflow)",
+        ),
+        (
+            "ready_without_row",
+            "select h.workflow from {schema}.heads h where h.rank is not null and not exists
+                 (select from {schema}.ready r where r.namespace = h.namespace and r.name = h.name and r.step = h.step
+                      and r.rank = h.rank and r.workflow = h.workflow)",
+        ),
+        (
+            "row_without_ready",
+            "select r.workflow from {schema}.ready r where not exists
+                 (select from {schema}.heads h where h.namespace = r.namespace and h.workflow = r.workflow
+                      and h.name = r.name and h.step = r.step and h.rank = r.rank)",
         ),
         (
             "head_without_receipt",
@@ -618,7 +636,7 @@ async fn verify(
 
 /// A workflow that is re-derived.
 struct Rebuilding {
-    at: (i32, i64),
+    at: i64,
     key: WorkflowKey,
     rebuilt: Rebuilt,
     faults: Vec<Fault>,
@@ -627,7 +645,7 @@ struct Rebuilding {
 impl Rebuilding {
     /// From a head's row, the name of its namespace behind it.
     fn new(row: &Row) -> Result<Self, StoreError> {
-        let at = rows::numbers(row)?;
+        let (_, at) = rows::numbers(row)?;
         let namespace: Option<String> = row.get(28);
         let key = WorkflowKey {
             namespace: Namespace::trusted(namespace.clone().unwrap_or_default()),
@@ -635,7 +653,7 @@ impl Rebuilding {
         };
         let mut rebuilding = Self { at, rebuilt: Rebuilt::new(key.clone()), key, faults: Vec::new() };
         if namespace.is_none() {
-            rebuilding.fault("head_without_namespace", format!("workflow number {}", at.1));
+            rebuilding.fault("head_without_namespace", format!("workflow number {at}"));
         }
         Ok(rebuilding)
     }
@@ -652,14 +670,8 @@ struct Walk {
 }
 
 impl Walk {
-    async fn new(
-        session: &Session,
-        place: &Place,
-        text: &str,
-        [after, until]: [(i32, i64); 2],
-    ) -> Result<Self, StoreError> {
-        let args: [(&(dyn ToSql + Sync), Type); 4] =
-            [(&after.0, Type::INT4), (&after.1, Type::INT8), (&until.0, Type::INT4), (&until.1, Type::INT8)];
+    async fn new(session: &Session, place: &Place, text: &str, [after, until]: [i64; 2]) -> Result<Self, StoreError> {
+        let args: [(&(dyn ToSql + Sync), Type); 2] = [(&after, Type::INT8), (&until, Type::INT8)];
         let rows =
             session.client.query_typed_raw(&place.text(text), args).await.map_err(postgres("verify the store"))?;
         let mut walk = Self { rows: Box::pin(rows), next: None };
@@ -681,10 +693,10 @@ impl Walk {
     }
 
     /// The next row of the workflow at `at`; those of workflows before it have no head and are counted elsewhere.
-    async fn next_of(&mut self, at: (i32, i64)) -> Result<Option<Row>, StoreError> {
+    async fn next_of(&mut self, at: i64) -> Result<Option<Row>, StoreError> {
         loop {
             match &self.next {
-                Some(row) => match (row.get::<_, i32>(0), row.get::<_, i64>(1)).cmp(&at) {
+                Some(row) => match row.get::<_, i64>(1).cmp(&at) {
                     std::cmp::Ordering::Less => drop(self.step().await?),
                     std::cmp::Ordering::Equal => return self.step().await,
                     std::cmp::Ordering::Greater => return Ok(None),

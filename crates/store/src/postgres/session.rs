@@ -29,8 +29,10 @@ use super::place::{Place, Prepared};
 use crate::contract::StoreError;
 
 /// What a connection is set to; behind a pooler, each transaction.
-const SETTINGS: [(&str, &str); 8] = [
+const SETTINGS: [(&str, &str); 10] = [
     ("jit", "off"),
+    ("enable_sort", "off"),
+    ("enable_incremental_sort", "off"),
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),

@@ -2,6 +2,12 @@
 //!
 //! One statement loads or saves any number of rows, given as arrays of one length. Rows are locked in the order of
 //! their keys (namespace, number); pages of ready and due rows leave out what another node holds.
+//!
+//! # Plans
+//! A statement is planned once a connection, perhaps while its tables are empty and any plan looks as good as another.
+//! So each is written such that there is one plan: a row is looked up for each element of the arrays, one by one, by a
+//! sub-select of one table that cannot be taken apart (`limit 1`), and of that table one index alone answers. What must
+//! be written over is inserted with a conflict, which looks at the primary key and nowhere else.
 
 use tokio_postgres::types::Type;
 
@@ -24,8 +30,9 @@ pub(super) enum W {
     AddNamespace,
     InsertAdmissions,
     InsertEvents,
-    InsertHeads,
-    UpdateHeads,
+    PutHeads,
+    LeaveReady,
+    EnterReady,
     PutVariables,
     DropVariables,
     ForgetCalls,
@@ -42,21 +49,23 @@ macro_rules! head {
 }
 pub(super) use head;
 
-/// Heads by number or by id, locked in the order of their keys.
+/// Heads by number or by id, locked in the order of their numbers.
 macro_rules! heads {
     ($lock:literal) => {
         concat!(
-            "with wanted as materialized (
-                 select w.namespace, w.workflow from unnest($1, $2) w(namespace, workflow)
+            "select h.* from (
+                 select w.workflow from unnest($1) w(workflow)
                  union
-                 select a.namespace, a.workflow from unnest($3, $4) i(namespace, id)
-                 join {schema}.admissions a on a.namespace = i.namespace and a.id = i.id
-             )
-             select ",
+                 select a.workflow from unnest($2, $3) i(namespace, id) cross join lateral (
+                     select a.workflow from {schema}.admissions a where a.namespace = i.namespace and a.id = i.id
+                     limit 1) a
+                 order by 1
+             ) w cross join lateral (
+                 select ",
             head!(),
-            " from wanted w join {schema}.heads h on h.namespace = w.namespace and h.workflow = w.workflow
-             order by h.namespace, h.workflow for no key update of h ",
-            $lock
+            " from {schema}.heads h where h.workflow = w.workflow limit 1 for no key update ",
+            $lock,
+            ") h"
         )
     };
 }
@@ -67,7 +76,7 @@ const TEXT: Type = Type::TEXT_ARRAY;
 const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
-pub(super) static WRITER: [Text; 19] = [
+pub(super) static WRITER: [Text; 20] = [
     // The transaction's number, by which its fate can be told later; the server's time; the store's epoch; and numbers
     // for what this batch may admit, which are not used again if it does not.
     Text {
@@ -77,39 +86,44 @@ pub(super) static WRITER: [Text; 19] = [
         types: &[Type::INT4],
     },
     Text { text: "select namespace, name from {schema}.namespaces", types: &[] },
-    Text { text: heads!(""), types: &[I4, I8, I4, TEXT] },
+    Text { text: heads!(""), types: &[I8, I4, TEXT] },
     // What is wanted after the first look would break the order of locks if it waited.
-    Text { text: heads!("nowait"), types: &[I4, I8, I4, TEXT] },
+    Text { text: heads!("nowait"), types: &[I8, I4, TEXT] },
     Text {
-        text: "select a.namespace, a.id, a.workflow, a.fingerprint, a.admitted_at from unnest($1, $2) i(namespace, id)
-               join {schema}.admissions a on a.namespace = i.namespace and a.id = i.id",
+        text: "select i.namespace, i.id, a.workflow, a.fingerprint, a.admitted_at from unnest($1, $2) i(namespace, id)
+               cross join lateral (
+                   select a.workflow, a.fingerprint, a.admitted_at from {schema}.admissions a
+                   where a.namespace = i.namespace and a.id = i.id limit 1) a",
         types: &[I4, TEXT],
     },
     Text {
-        text: "select e.namespace, e.workflow, e.seq, e.type, e.version, e.payload
-               from unnest($1, $2, $3) w(namespace, workflow, seq)
-               join {schema}.events e on e.namespace = w.namespace and e.workflow = w.workflow and e.seq = w.seq",
-        types: &[I4, I8, I8],
+        text: "select w.workflow, w.seq, e.type, e.version, e.payload from unnest($1, $2) w(workflow, seq)
+               cross join lateral (
+                   select e.type, e.version, e.payload from {schema}.events e
+                   where e.workflow = w.workflow and e.seq = w.seq limit 1) e",
+        types: &[I8, I8],
     },
     Text {
-        text: "select c.namespace, c.request, c.at, c.granted from unnest($1, $2) w(namespace, request)
-               join {schema}.claim_calls c on c.namespace = w.namespace and c.request = w.request",
+        text: "select w.namespace, w.request, c.at, c.granted from unnest($1, $2) w(namespace, request)
+               cross join lateral (
+                   select c.at, c.granted from {schema}.claim_calls c
+                   where c.namespace = w.namespace and c.request = w.request limit 1) c",
         types: &[I4, TEXT],
     },
     // The places (definition and step) that the worker knows, either by name or, where it knows all but some, by walking
     // from step to step over those that have ready rows; how the first rows of all places together share out among
-    // them; and so many rows of each, passing over what another node holds.
+    // them; and so many rows of each, in their order, passing over what another node holds. A row is locked as it is
+    // reached, so that no more are locked than are answered.
     Text {
         text: concat!(
             "with recursive walk(name, step) as (
                  select d.name, f.step from unnest($4) d(name) cross join lateral (
-                     select h.step from {schema}.heads h
-                     where h.namespace = $1 and h.name = d.name and h.rank is not null order by h.step limit 1) f
+                     select r.step from {schema}.ready r where r.namespace = $1 and r.name = d.name
+                     order by r.step limit 1) f
                  union all
                  select w.name, f.step from walk w cross join lateral (
-                     select h.step from {schema}.heads h
-                     where h.namespace = $1 and h.name = w.name and h.step > w.step and h.rank is not null
-                     order by h.step limit 1) f
+                     select r.step from {schema}.ready r where r.namespace = $1 and r.name = w.name and r.step > w.step
+                     order by r.step limit 1) f
              ), place as materialized (
                  select l.name, l.step from unnest($2, $3) l(name, step)
                  union all
@@ -118,18 +132,23 @@ pub(super) static WRITER: [Text; 19] = [
              ), share as materialized (
                  select f.name, f.step, count(*) as n from (
                      select p.name, p.step from place p cross join lateral (
-                         select h.rank, h.workflow from {schema}.heads h
-                         where h.namespace = $1 and h.name = p.name and h.step = p.step and h.rank is not null
-                         order by h.rank, h.workflow limit $7) h
-                     order by h.rank, h.workflow limit $7) f
+                         select r.rank, r.workflow from {schema}.ready r
+                         where r.namespace = $1 and r.name = p.name and r.step = p.step
+                         order by r.rank, r.workflow limit $7) r
+                     order by r.rank, r.workflow limit $7) f
                  group by f.name, f.step
              ), page as materialized (
                  select h.* from share s cross join lateral (
-                     select ",
+                     select h.* from (
+                         select r.rank, r.workflow from {schema}.ready r
+                         where r.namespace = $1 and r.name = s.name and r.step = s.step
+                         order by r.rank, r.workflow limit s.n + 4096
+                     ) r cross join lateral (
+                         select ",
             head!(),
-            " from {schema}.heads h
-                     where h.namespace = $1 and h.name = s.name and h.step = s.step and h.rank is not null
-                     order by h.rank, h.workflow limit s.n for no key update skip locked) h
+            " from {schema}.heads h where h.workflow = r.workflow and h.rank = r.rank and h.step = s.step
+                         limit 1 for no key update skip locked) h
+                     limit s.n) h
              )
              select h.* from page h order by h.rank, h.workflow"
         ),
@@ -186,11 +205,19 @@ pub(super) static WRITER: [Text; 19] = [
         types: &[I4, I8, I8, TEXT, I4, I8, TEXT],
     },
     Text {
-        text: "insert into {schema}.heads (namespace, workflow, seq, updated_at, status, code, step, visit, attempt,
+        text:
+            "insert into {schema}.heads as h (namespace, workflow, seq, updated_at, status, code, step, visit, attempt,
                    delivery, token, epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline,
                    progress, rank, wake, due, id, name, options, priority, created_at)
                select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-                   $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)",
+                   $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)
+               on conflict (workflow) do update set seq = excluded.seq, updated_at = excluded.updated_at,
+                   status = excluded.status, code = excluded.code, step = excluded.step, visit = excluded.visit,
+                   attempt = excluded.attempt, delivery = excluded.delivery, token = excluded.token,
+                   epoch = excluded.epoch, worker = excluded.worker, boot = excluded.boot, remote = excluded.remote,
+                   started_at = excluded.started_at, lease_ms = excluded.lease_ms, lease_until = excluded.lease_until,
+                   step_deadline = excluded.step_deadline, progress = excluded.progress, rank = excluded.rank,
+                   wake = excluded.wake, due = excluded.due",
         types: &[
             I4,
             I8,
@@ -223,60 +250,36 @@ pub(super) static WRITER: [Text; 19] = [
         ],
     },
     Text {
-        text: "update {schema}.heads h set seq = u.seq, updated_at = u.updated_at, status = u.status, code = u.code,
-                   step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
-                   epoch = u.epoch, worker = u.worker, boot = u.boot, remote = u.remote, started_at = u.started_at,
-                   lease_ms = u.lease_ms, lease_until = u.lease_until, step_deadline = u.step_deadline,
-                   progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
-               from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-                   $21, $22, $23)
-                   u(namespace, workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token, epoch,
-                     worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake, due)
-               where h.namespace = u.namespace and h.workflow = u.workflow",
-        types: &[
-            I4,
-            I8,
-            I8,
-            I8,
-            TEXT,
-            TEXT,
-            TEXT,
-            I8,
-            I4,
-            I4,
-            BYTES,
-            I8,
-            TEXT,
-            I8,
-            Type::BOOL_ARRAY,
-            I8,
-            I8,
-            I8,
-            I8,
-            TEXT,
-            I8,
-            Type::INT2_ARRAY,
-            I8,
-        ],
+        text: "delete from {schema}.ready r where r.ctid = any(array(
+                   select o.ctid from unnest($1, $2, $3, $4, $5) u(namespace, workflow, name, step, rank)
+                   cross join lateral (
+                       select o.ctid from {schema}.ready o where o.namespace = u.namespace and o.name = u.name
+                           and o.step = u.step and o.rank = u.rank and o.workflow = u.workflow limit 1) o))",
+        types: &[I4, I8, TEXT, TEXT, I8],
+    },
+    Text {
+        text: "insert into {schema}.ready (namespace, workflow, name, step, rank) select * from unnest($1, $2, $3, $4, $5)",
+        types: &[I4, I8, TEXT, TEXT, I8],
     },
     Text {
         text: "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)
                select * from unnest($1, $2, $3, $4, $5)
-               on conflict (namespace, workflow, key) do update set value = excluded.value, seq = excluded.seq",
+               on conflict (workflow, key) do update set value = excluded.value, seq = excluded.seq",
         types: &[I4, I8, TEXT, TEXT, I8],
     },
     Text {
-        text: "delete from {schema}.scratchpad s using unnest($1, $2, $3) u(namespace, workflow, key)
-               where s.namespace = u.namespace and s.workflow = u.workflow and s.key = u.key",
-        types: &[I4, I8, TEXT],
+        text: "delete from {schema}.scratchpad s where s.ctid = any(array(
+                   select o.ctid from unnest($1, $2) u(workflow, key) cross join lateral (
+                       select o.ctid from {schema}.scratchpad o where o.workflow = u.workflow and o.key = u.key
+                       limit 1) o))",
+        types: &[I8, TEXT],
     },
     // Whoever else forgets them at the same time is not waited for.
     Text {
-        text: "delete from {schema}.claim_calls c using (
-                   select namespace, request from {schema}.claim_calls where namespace = any($1) and at < $2
-                   order by namespace, at limit 1000 for update skip locked) old
-               where c.namespace = old.namespace and c.request = old.request",
-        types: &[I4, Type::INT8],
+        text: "delete from {schema}.claim_calls c where c.ctid = any(array(
+                   select o.ctid from {schema}.claim_calls o where o.at < $1 order by o.at limit 1000
+                   for update skip locked))",
+        types: &[Type::INT8],
     },
     Text {
         text: "insert into {schema}.claim_calls (namespace, request, at, granted) select * from unnest($1, $2, $3, $4)",

@@ -36,6 +36,8 @@ const KNOWN_MAX: usize = 65_536;
 const CALL_AGE_MS: i64 = 86_400_000;
 /// How long a batch may take to load or to save before its connection is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A batch costs two round trips and a commit however small it is: worth a little waiting.
+const GATHERS: Duration = Duration::from_micros(200);
 /// How long a recovery waits for a transaction that is still under way before it tries again.
 const UNDER_WAY: Duration = Duration::from_millis(20);
 
@@ -89,13 +91,13 @@ impl Namespaces {
 /// Names of rows as arrays: by number where that is known, by id elsewhere.
 #[derive(Default)]
 struct Named {
-    numbered: (Vec<i32>, Vec<i64>),
+    numbered: Vec<i64>,
     by_id: (Vec<i32>, Vec<String>),
 }
 
 impl Named {
     fn is_empty(&self) -> bool {
-        self.numbered.0.is_empty() && self.by_id.0.is_empty()
+        self.numbered.is_empty() && self.by_id.0.is_empty()
     }
 }
 
@@ -119,7 +121,8 @@ impl PostgresWriter {
             lost: None,
             corrupt: BTreeSet::new(),
         };
-        writer.connect()?;
+        // On a thread of its own: the caller may stand in a runtime, where blocking is forbidden.
+        std::thread::scope(|scope| scope.spawn(|| writer.connect()).join()).unwrap_or(Err(StoreError::Recovering))?;
         Ok(writer)
     }
 
@@ -225,10 +228,7 @@ impl PostgresWriter {
         for key in keys {
             let Some(namespace) = self.namespace(&key.namespace) else { continue };
             match self.known.get(key) {
-                Some(number) => {
-                    named.numbered.0.push(namespace);
-                    named.numbered.1.push(*number);
-                }
+                Some(number) => named.numbered.push(*number),
                 None => {
                     named.by_id.0.push(namespace);
                     named.by_id.1.push(key.id.as_str().to_owned());
@@ -309,8 +309,8 @@ impl PostgresWriter {
         let calls: Vec<(i32, &str)> =
             wants.calls.iter().filter_map(|(namespace, id)| Some((self.namespace(namespace)?, &*id.0))).collect();
         let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
-        let ready: Vec<Ready> =
-            wants.ready.iter().map(|(announced, limit)| Ready::new(self, announced, *limit)).collect();
+        let ready: Vec<Announcement> =
+            wants.ready.iter().map(|(announced, limit)| Announcement::new(self, announced, *limit)).collect();
         let due = wants.due.map(|(now, limit)| (now, self.page(limit)));
 
         let mut sent: Sent<'_> = Vec::new();
@@ -319,7 +319,7 @@ impl PostgresWriter {
         }
         if !named.is_empty() {
             let which = if first { W::Heads } else { W::HeadsAtOnce };
-            sent.push((which, vec![&named.numbered.0, &named.numbered.1, &named.by_id.0, &named.by_id.1]));
+            sent.push((which, vec![&named.numbered, &named.by_id.0, &named.by_id.1]));
         }
         if !receipts.0.is_empty() {
             sent.push((W::Admissions, vec![&receipts.0, &receipts.1]));
@@ -414,22 +414,20 @@ impl PostgresWriter {
         if wants.events.is_empty() && wants.open.is_none() {
             return Ok(());
         }
-        let mut places: BTreeMap<(i32, i64, i64), (&WorkflowKey, u64)> = BTreeMap::new();
+        let mut places: BTreeMap<(i64, i64), (&WorkflowKey, u64)> = BTreeMap::new();
         for (key, seq) in &wants.events {
-            if let (Some(namespace), Some(number)) = (self.namespace(&key.namespace), self.known.get(key)) {
-                places.insert((namespace, *number, signed(*seq)), (key, *seq));
+            if let Some(number) = self.known.get(key) {
+                places.insert((*number, signed(*seq)), (key, *seq));
             }
         }
-        let namespaces: Vec<i32> = places.keys().map(|(namespace, _, _)| *namespace).collect();
-        let numbers: Vec<i64> = places.keys().map(|(_, number, _)| *number).collect();
-        let seqs: Vec<i64> = places.keys().map(|(_, _, seq)| *seq).collect();
+        let (numbers, seqs): (Vec<i64>, Vec<i64>) = places.keys().copied().unzip();
         let open = wants.open.as_ref().map(|(after, limit)| {
             let (look_at, namespace, number) = self.cursor(after.as_ref());
             (look_at, namespace, number, self.page(*limit))
         });
         let mut sent: Sent<'_> = Vec::new();
         if !places.is_empty() {
-            sent.push((W::Events, vec![&namespaces, &numbers, &seqs]));
+            sent.push((W::Events, vec![&numbers, &seqs]));
         }
         if let Some((look_at, namespace, number, page)) = &open {
             sent.push((W::Open, vec![look_at, namespace, number, page]));
@@ -439,9 +437,9 @@ impl PostgresWriter {
         let mut events = BTreeMap::new();
         if !places.is_empty() {
             for row in answers.next().into_iter().flatten() {
-                let at = (row.get::<_, i32>(0), row.get::<_, i64>(1), row.get::<_, i64>(2));
+                let at = (row.get::<_, i64>(0), row.get::<_, i64>(1));
                 if let Some((key, seq)) = places.get(&at) {
-                    events.insert(((*key).clone(), *seq), rows::event(&row, 3, key, *seq)?);
+                    events.insert(((*key).clone(), *seq), rows::event(&row, 2, key, *seq)?);
                 }
             }
         }
@@ -545,10 +543,20 @@ impl PostgresWriter {
         };
         let receipts = Receipts::new(snapshot, place)?;
         let events = Events::new(snapshot, place)?;
-        let (mut inserted, mut updated) = (Heads::default(), Heads::default());
-        for ChangedHead { head, handle, change } in snapshot.changed_heads() {
-            let heads = if change == HeadChange::Insert { &mut inserted } else { &mut updated };
-            heads.push(place(&head.key, handle)?, head, change == HeadChange::Insert);
+        let mut heads = Heads::default();
+        let (mut leaving, mut entering) = (Ready::default(), Ready::default());
+        for ChangedHead { head, handle, change, was } in snapshot.changed_heads() {
+            let at = place(&head.key, handle)?;
+            heads.push(at, head, change == HeadChange::Insert);
+            if change == HeadChange::InPlace {
+                continue;
+            }
+            if let Some((Some(rank), Some(step))) = was.map(|was| (was.placed.rank, was.step.as_ref())) {
+                leaving.push(at, head.name.as_str(), step.as_str(), rank);
+            }
+            if let (Some(rank), Some(visit)) = (head.placed().rank, head.visit()) {
+                entering.push(at, head.name.as_str(), visit.step.as_str(), rank);
+            }
         }
         let variables = Variables::new(snapshot, place)?;
         let calls = Calls::new(snapshot, |namespace| self.namespace(namespace));
@@ -560,11 +568,14 @@ impl PostgresWriter {
         if !events.seqs.is_empty() {
             sent.push((W::InsertEvents, events.args()));
         }
-        if !inserted.namespaces.is_empty() {
-            sent.push((W::InsertHeads, inserted.all_args()));
+        if !heads.namespaces.is_empty() {
+            sent.push((W::PutHeads, heads.args()));
         }
-        if !updated.namespaces.is_empty() {
-            sent.push((W::UpdateHeads, updated.args()));
+        if !leaving.namespaces.is_empty() {
+            sent.push((W::LeaveReady, leaving.args()));
+        }
+        if !entering.namespaces.is_empty() {
+            sent.push((W::EnterReady, entering.args()));
         }
         if !variables.put.keys.is_empty() {
             sent.push((W::PutVariables, variables.put.args()));
@@ -573,7 +584,7 @@ impl PostgresWriter {
             sent.push((W::DropVariables, variables.dropped.key_args()));
         }
         if !calls.requests.is_empty() {
-            sent.push((W::ForgetCalls, vec![&calls.namespaces, &calls.forget]));
+            sent.push((W::ForgetCalls, vec![&calls.forget]));
             sent.push((W::InsertCalls, calls.args()));
         }
         let exchanged = self.exchange(&sent, false, true);
@@ -644,6 +655,10 @@ impl Writer for PostgresWriter {
 
     fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    fn gathers(&self) -> Duration {
+        GATHERS
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
@@ -757,7 +772,7 @@ impl Disk for Answered {
 }
 
 /// What a worker can run, as arrays.
-struct Ready {
+struct Announcement {
     announced: Arc<Announced>,
     limit: usize,
     page: i64,
@@ -767,7 +782,7 @@ struct Ready {
     unknown: (Vec<String>, Vec<String>),
 }
 
-impl Ready {
+impl Announcement {
     fn new(writer: &PostgresWriter, announced: &Arc<Announced>, limit: usize) -> Self {
         let mut ready = Self {
             announced: announced.clone(),
@@ -931,13 +946,12 @@ impl<'a> Heads<'a> {
         self.ranks.push(columns.rank);
         self.wakes.push(small(columns.wake));
         self.due.push(columns.due);
-        if new {
-            self.ids.push(columns.id);
-            self.names.push(columns.name);
-            self.options.push(stored_options(&head.options));
-            self.priorities.push(head.options.priority);
-            self.created_at.push(columns.created_at);
-        }
+        self.ids.push(columns.id);
+        self.names.push(columns.name);
+        // Written once; where the head is there already it stays what it is.
+        self.options.push(if new { stored_options(&head.options) } else { None });
+        self.priorities.push(head.options.priority);
+        self.created_at.push(columns.created_at);
     }
 
     fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
@@ -965,16 +979,36 @@ impl<'a> Heads<'a> {
             &self.ranks,
             &self.wakes,
             &self.due,
+            &self.ids,
+            &self.names,
+            &self.options,
+            &self.priorities,
+            &self.created_at,
         ]
     }
+}
 
-    /// With what is written once.
-    fn all_args(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let mut args = self.args();
-        let once: [&(dyn ToSql + Sync); 5] =
-            [&self.ids, &self.names, &self.options, &self.priorities, &self.created_at];
-        args.extend(once);
-        args
+/// Rows of the table of what is ready.
+#[derive(Default)]
+struct Ready<'a> {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    names: Vec<&'a str>,
+    steps: Vec<&'a str>,
+    ranks: Vec<i64>,
+}
+
+impl<'a> Ready<'a> {
+    fn push(&mut self, (namespace, number): (i32, i64), name: &'a str, step: &'a str, rank: i64) {
+        self.namespaces.push(namespace);
+        self.numbers.push(number);
+        self.names.push(name);
+        self.steps.push(step);
+        self.ranks.push(rank);
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.numbers, &self.names, &self.steps, &self.ranks]
     }
 }
 
@@ -1014,14 +1048,11 @@ impl<'a> Variables<'a> {
 
 impl Variable<'_> {
     fn key_args(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![&self.namespaces, &self.numbers, &self.keys]
+        vec![&self.numbers, &self.keys]
     }
 
     fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let mut args = self.key_args();
-        let values: [&(dyn ToSql + Sync); 2] = [&self.values, &self.seqs];
-        args.extend(values);
-        args
+        vec![&self.namespaces, &self.numbers, &self.keys, &self.values, &self.seqs]
     }
 }
 
