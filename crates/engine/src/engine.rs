@@ -46,6 +46,9 @@ const POLL_SKIPPED: Duration = Duration::from_millis(200);
 const POLL_END: Duration = Duration::from_secs(5);
 /// Looks at the store that run at the same time: what its reading connections can serve.
 const LOOKS: usize = 8;
+/// How often a node looks for ends of workflows that run elsewhere, and for how many at a time.
+const ENDS_POLL: Duration = Duration::from_millis(100);
+const ENDS_MAX: usize = 2_000;
 /// How often a node looks for others that are gone.
 const NODES_POLL: Duration = Duration::from_secs(1);
 /// Heads in one sweep: a slice that a claim or commit can wait behind.
@@ -144,9 +147,18 @@ impl Builder {
         };
         let hub = Arc::new(Hub::default());
         let listening = hub.clone();
+        let store = Arc::downgrade(&self.store);
         let committer = Committers::start(&*self.store, &self.bounds, self.limits.deliveries_max, move |hints| {
+            // What became ready here and was not claimed with it may find room elsewhere.
+            if hints.as_ref().is_some_and(|hints| hints.ready)
+                && let Some(store) = store.upgrade()
+            {
+                store.hint();
+            }
             listening.hear(hints);
         })?;
+        let ready = hub.ready.clone();
+        self.store.on_hint(Box::new(move || ready.notify_one()));
         let (stage, _) = watch::channel(Stage::Running);
         let inner = Arc::new(Inner {
             committer,
@@ -202,6 +214,15 @@ struct Ends {
     running: HashSet<WorkflowKey>,
 }
 
+impl Ends {
+    fn tell(&mut self, key: &WorkflowKey, event: &Event) {
+        for waiter in self.waiting.remove(key).into_iter().flatten() {
+            // A waiter that went away hears nothing.
+            let _ = waiter.send(event.clone());
+        }
+    }
+}
+
 struct DueAt(AtomicI64);
 
 impl Default for DueAt {
@@ -232,12 +253,13 @@ impl Hub {
             let mut ends = self.ends();
             for (key, event) in hints.ended {
                 ends.running.remove(&key);
-                for waiter in ends.waiting.remove(&key).into_iter().flatten() {
-                    // A waiter that went away hears nothing.
-                    let _ = waiter.send(event.clone());
-                }
+                ends.tell(&key, &event);
             }
         }
+    }
+
+    fn tell_end(&self, key: &WorkflowKey, event: &Event) {
+        self.ends().tell(key, event);
     }
 
     fn ends(&self) -> MutexGuard<'_, Ends> {
@@ -398,6 +420,10 @@ impl Inner {
             Ok(())
         });
         if self.is_shared {
+            supervise(self, "ends", |engine| async move {
+                wait(&engine, std::future::pending(), ENDS_POLL).await;
+                engine.look_for_ends().await
+            });
             supervise(self, "nodes", |engine| async move {
                 wait(&engine, std::future::pending(), NODES_POLL).await;
                 engine.reap().await
@@ -492,6 +518,21 @@ impl Inner {
         asked
             .map_err(|error| Error::Internal(format!("a question to the store ended early: {error}")))?
             .map_err(Error::from)
+    }
+
+    /// Tells those who wait for workflows that run elsewhere, all of them by one look.
+    async fn look_for_ends(&self) -> Result<(), Error> {
+        let waited: Vec<WorkflowKey> = {
+            let ends = self.hub.ends();
+            ends.waiting.keys().filter(|key| !ends.running.contains(*key)).take(ENDS_MAX).cloned().collect()
+        };
+        if waited.is_empty() {
+            return Ok(());
+        }
+        for (key, event) in self.look(move |reader| reader.ended(&waited)).await? {
+            self.hub.tell_end(&key, &event);
+        }
+        Ok(())
     }
 
     /// Gives back what an owner of the store held that is gone, one after the other.

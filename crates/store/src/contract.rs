@@ -65,6 +65,15 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         Ok(None)
     }
 
+    /// Lets the other owners know that there is work which this one has not taken. A hint: it may be late, lost, or one
+    /// for many.
+    fn hint(&self) {}
+
+    /// Calls `hear` when another owner has left a hint; until the store is dropped.
+    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        drop(hear);
+    }
+
     /// Forgets an owner that is gone, after what it held was given back.
     ///
     /// # Errors
@@ -253,6 +262,22 @@ pub trait Reader: Send + Sync {
     /// # Errors
     /// [`StoreError`] when the look fails.
     fn head(&self, key: &WorkflowKey) -> Result<Option<Head>, StoreError>;
+
+    /// Those of these workflows that have ended, with the event that ended them.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn ended(&self, keys: &[WorkflowKey]) -> Result<Vec<(WorkflowKey, Event)>, StoreError> {
+        let mut ended = Vec::new();
+        for key in keys {
+            if let Some(head) = self.head(key)?.filter(|head| head.status().is_terminal())
+                && let Some(last) = self.events(key, head.seq, 1)?.pop()
+            {
+                ended.push((key.clone(), last.event));
+            }
+        }
+        Ok(ended)
+    }
 
     /// The receipt of a start.
     ///

@@ -142,6 +142,14 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.next_gone()
     }
 
+    fn hint(&self) {
+        self.inner.hint();
+    }
+
+    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_hint(hear);
+    }
+
     fn bury(&self, boot: u64) -> Result<(), StoreError> {
         self.inner.bury(boot)
     }

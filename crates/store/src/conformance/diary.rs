@@ -108,6 +108,14 @@ impl Store for Boxed {
         self.0.next_gone()
     }
 
+    fn hint(&self) {
+        self.0.hint();
+    }
+
+    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        self.0.on_hint(hear);
+    }
+
     fn bury(&self, boot: u64) -> Result<(), StoreError> {
         self.0.bury(boot)
     }

@@ -213,8 +213,9 @@ pub(super) async fn boots(session: &Session, place: &Place) -> Result<Boots, Sto
     Ok(boots)
 }
 
-/// Marks one node that is gone as being looked after by this one, and answers its boot.
-pub(super) async fn next_gone(session: &Session, place: &Place) -> Result<Option<u64>, StoreError> {
+/// Marks one node that is gone as being looked after by this one, and answers its boot. Without `leases` only what is
+/// seen to have ended on this machine counts.
+pub(super) async fn next_gone(session: &Session, place: &Place, leases: bool) -> Result<Option<u64>, StoreError> {
     let doing = "look for nodes that are gone";
     let rows = session
         .client
@@ -228,7 +229,7 @@ pub(super) async fn next_gone(session: &Session, place: &Place) -> Result<Option
         .await
         .map_err(postgres(doing))?;
     for row in &rows {
-        if !row.get::<_, bool>(2) && !process(row).has_ended_here() {
+        if !(leases && row.get::<_, bool>(2)) && !process(row).has_ended_here() {
             continue;
         }
         let (node, boot): (i32, i64) = (row.get(0), row.get(1));

@@ -9,6 +9,7 @@
 
 mod board;
 mod clock;
+mod hints;
 pub mod limit;
 mod migrate;
 mod place;
@@ -30,6 +31,7 @@ pub use self::reader::PostgresReader;
 
 use self::board::Berth;
 use self::clock::ServerClock;
+use self::hints::Hints;
 use self::reader::Background;
 use self::session::{Pooled, Purpose, Session, postgres};
 use self::writer::PostgresWriter;
@@ -58,6 +60,7 @@ struct Shared {
     reader: Arc<PostgresReader>,
     writers: AtomicUsize,
     lease: Arc<Mutex<Lease>>,
+    hints: Arc<Hints>,
     /// Goes last: it carries the others' connections.
     background: Arc<Background>,
 }
@@ -117,6 +120,8 @@ impl PostgresStore {
         let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
         let lease = Arc::new(Mutex::new(Lease { berth, since: Instant::now(), left: false }));
         background.handle().spawn(keep_lease(place.clone(), pooled.clone(), lease.clone(), server_clock.clone()));
+        let hints = Arc::new(Hints::default());
+        background.handle().spawn(hints::run(place.clone(), pooled.clone(), hints.clone(), berth.boot));
         let reader = Arc::new(PostgresReader::new(place.clone(), pooled.clone(), background.clone()));
         Ok(Self {
             shared: Arc::new(Shared {
@@ -128,6 +133,7 @@ impl PostgresStore {
                 reader,
                 writers: AtomicUsize::new(0),
                 lease,
+                hints,
                 background,
             }),
         })
@@ -318,14 +324,20 @@ impl Store for PostgresStore {
 
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {
         // After an outage everybody's lease is over, until everybody has renewed it.
-        if self.shared.lease().since.elapsed().as_millis() < u128::from(board::LEASE_MS.unsigned_abs()) {
-            return Ok(None);
-        }
+        let leases = self.shared.lease().since.elapsed().as_millis() >= u128::from(board::LEASE_MS.unsigned_abs());
         let place = self.shared.place.clone();
         self.shared.reader.look(move |session| {
             let place = place.clone();
-            Box::pin(async move { board::next_gone(session, &place).await })
+            Box::pin(async move { board::next_gone(session, &place, leases).await })
         })
+    }
+
+    fn hint(&self) {
+        self.shared.hints.tell();
+    }
+
+    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        self.shared.hints.on(hear);
     }
 
     fn bury(&self, boot: u64) -> Result<(), StoreError> {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::TryStreamExt;
+use steadfast_core::event::Event;
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
@@ -37,6 +38,7 @@ const VERIFY_PAGE: i64 = 500;
 #[repr(usize)]
 enum L {
     Head,
+    Ended,
     Admission,
     Log,
     Variable,
@@ -109,7 +111,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-static LOOKS: [Text; 12] = [
+static LOOKS: [Text; 13] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -119,6 +121,20 @@ static LOOKS: [Text; 12] = [
             " from {schema}.heads h where h.workflow = a.workflow limit 1) h"
         ),
         types: &[Type::TEXT, Type::TEXT],
+    },
+    Text {
+        text: "select k.at, e.seq, e.at, e.type, e.version, e.payload from (
+                   select i.namespace, i.id, i.at from unnest($1, $2) with ordinality i(namespace, id, at)
+               ) k cross join lateral (
+                   select a.workflow from {schema}.admissions a where a.id = k.id and a.namespace = (
+                       select n.namespace from {schema}.namespaces n where n.name = k.namespace) limit 1
+               ) a cross join lateral (
+                   select h.seq from {schema}.heads h
+                   where h.workflow = a.workflow and h.status in ('completed', 'failed', 'cancelled') limit 1
+               ) h cross join lateral (
+                   select e.seq, e.at, e.type, e.version, e.payload from {schema}.events e
+                   where e.workflow = a.workflow and e.seq = h.seq limit 1) e",
+        types: &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
     },
     Text {
         text: concat!(
@@ -371,6 +387,19 @@ impl Reader for PostgresReader {
         let namespace = key.namespace.clone();
         self.rows(L::Head, "look at a head", names(key), move |rows| {
             rows.first().map(|row| rows::head(row, 0, &namespace)).transpose()
+        })
+    }
+
+    fn ended(&self, keys: &[WorkflowKey]) -> Result<Vec<(WorkflowKey, Event)>, StoreError> {
+        let keys = keys.to_vec();
+        let namespaces: Vec<String> = keys.iter().map(|key| key.namespace.as_str().to_owned()).collect();
+        let ids: Vec<String> = keys.iter().map(|key| key.id.as_str().to_owned()).collect();
+        self.rows(L::Ended, "look for ends", vec![Box::new(namespaces), Box::new(ids)], move |rows| {
+            let ended = |row: &Row| {
+                let at = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or_default();
+                Ok((keys[at].clone(), logged(row, 1, &keys[at])?.event))
+            };
+            rows.iter().map(ended).collect()
         })
     }
 

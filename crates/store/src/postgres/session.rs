@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Error, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Row, Statement};
 
 use super::place::{Place, Prepared};
 use crate::contract::StoreError;
@@ -67,12 +68,18 @@ pub(super) struct Server {
 pub(super) enum Purpose {
     Write,
     Look,
+    /// What others notify comes in at [`Session::told`].
+    Listen,
 }
 
 /// One connection.
 pub(super) struct Session {
     pub client: Client,
     pub server: Server,
+    /// True behind a pooler.
+    pub is_pooled: bool,
+    /// What comes without being asked for, where the connection is made for that.
+    pub told: Option<UnboundedReceiver<AsyncMessage>>,
     schema: String,
     texts: &'static [Text],
     /// Empty behind a pooler.
@@ -171,18 +178,20 @@ impl Session {
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, String> {
+        let (tell, told_of) = tokio::sync::mpsc::unbounded_channel();
+        let tell = (purpose == Purpose::Listen).then_some(tell);
         let (client, own_port) = if host.starts_with('/') {
             let path = format!("{host}/.s.PGSQL.{port}");
             let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
             let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
-            tokio::spawn(drive(connection));
+            tokio::spawn(drive(connection, tell));
             (client, None)
         } else {
             let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
             let own_port = stream.local_addr().map_err(|error| error.to_string())?.port();
             tend(&stream).map_err(|error| error.to_string())?;
             let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
-            tokio::spawn(drive(connection));
+            tokio::spawn(drive(connection, tell));
             (client, Some(i32::from(own_port)))
         };
         let answer = client
@@ -212,7 +221,7 @@ impl Session {
             }
         };
         let mut settings: Vec<(&str, &str)> = SETTINGS.to_vec();
-        if purpose == Purpose::Look {
+        if purpose != Purpose::Write {
             settings.push(LOOK_TIMEOUT);
         }
         if first.get::<_, bool>(3) {
@@ -238,7 +247,8 @@ impl Session {
             })?;
             ("begin".to_owned(), prepared)
         };
-        Ok(Self { client, server, schema: place.schema.clone(), texts, prepared, begin })
+        let told = (purpose == Purpose::Listen).then_some(told_of);
+        Ok(Self { client, server, is_pooled: through, told, schema: place.schema.clone(), texts, prepared, begin })
     }
 
     /// Opens a transaction.
@@ -280,16 +290,23 @@ pub(super) fn told(error: &Error) -> String {
 }
 
 /// Carries a connection until it ends.
-async fn drive<S>(mut connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>)
-where
+async fn drive<S>(
+    mut connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>,
+    tell: Option<UnboundedSender<AsyncMessage>>,
+) where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
-            Some(Ok(tokio_postgres::AsyncMessage::Notice(notice))) => {
+            Some(Ok(AsyncMessage::Notice(notice))) => {
                 tracing::debug!(notice = notice.message(), "the server says");
             }
-            Some(Ok(_)) => {}
+            Some(Ok(message)) => {
+                if let Some(tell) = &tell {
+                    // Whoever listened may be gone.
+                    let _ = tell.send(message);
+                }
+            }
             // Whoever waits for an answer hears of it there.
             Some(Err(_)) | None => return,
         }

@@ -1,0 +1,257 @@
+//! Several engines on one database: what one of them does, the others see.
+
+use std::time::{Duration, Instant};
+
+use steadfast::core::state::Status;
+use steadfast::{Ctx, Engine, Error, Request, StepResult, done, step};
+use steadfast_pgtest::{Bouncer, Cluster, Cut, Mode, Proxy};
+
+const STUCK: Duration = Duration::from_secs(30);
+
+async fn within<F: IntoFuture>(work: F) -> F::Output {
+    tokio::time::timeout(STUCK, work.into_future()).await.expect("it is done in time")
+}
+
+async fn count_up(ctx: Ctx) -> StepResult {
+    let to: u32 = ctx.get("input").await?.unwrap_or(3);
+    let at: u32 = ctx.get("at").await?.unwrap_or(0) + 1;
+    ctx.set("at", &at)?;
+    if at >= to { Ok(done(at)) } else { Ok(step(format!("s{at}"))) }
+}
+
+async fn slow(_: Ctx) -> StepResult {
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    Ok(done(0))
+}
+
+/// Waits until the workflow runs, and answers the epoch of its claim.
+async fn claimed(engine: &Engine, id: &str) -> u64 {
+    within(async {
+        loop {
+            if let Some(claim) = engine.head(id).await.unwrap().claim {
+                return claim.epoch;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
+
+fn node(url: &str, concurrency: usize) -> Engine {
+    Engine::open(url)
+        .expect("the store opens")
+        .register("count", count_up)
+        .register("slow", slow)
+        .concurrency(concurrency)
+        .run()
+        .expect("it runs")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_one_node_has_no_room_for_runs_on_another_and_its_end_is_heard() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let (front, back) = (node(&url, 0), node(&url, 8));
+    // Let the other one listen.
+    within(front.start("count", &3).id("first")).await.unwrap();
+    within(front.handle("first").end()).await.unwrap();
+    let begin = Instant::now();
+    for n in 0..10 {
+        let handle = within(front.start("count", &3).id(format!("w-{n}"))).await.unwrap();
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    // Without hints each would have waited up to a second for the other node, and up to five for its end.
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    front.shutdown(STUCK).await;
+    back.shutdown(STUCK).await;
+}
+
+/// BC-097: many clients admit batches of the same ids, in any order, on two nodes: each id once, nobody hears of a race.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_ids_on_two_nodes_are_admitted_once() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let nodes = [node(&url, 8), node(&url, 8)];
+    let clients = (0..32).map(|client| {
+        let node = nodes[client % 2].clone();
+        async move {
+            let mut accepted = 0;
+            for round in 0..10 {
+                // The same twenty ids, begun at another place by each client.
+                let requests = (0..20).map(|n| {
+                    let id = format!("r{round}-{}", (n * 7 + client * 3) % 20);
+                    Request::new("count").id(id).input(&1)
+                });
+                for outcome in node.start_many(requests.collect()).await.unwrap() {
+                    accepted += usize::from(!outcome.unwrap().replay);
+                }
+            }
+            accepted
+        }
+    });
+    let accepted: usize = within(futures_util::future::join_all(clients)).await.into_iter().sum();
+    assert_eq!(accepted, 200, "each of 200 ids was new to one client");
+    for node in nodes {
+        node.shutdown(STUCK).await;
+    }
+}
+
+/// Every claim goes to one worker, however many nodes reach for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_share_a_backlog_and_run_each_step_once() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let front = node(&url, 0);
+    let requests = (0..300).map(|n| Request::new("count").id(format!("w-{n}")).input(&3));
+    within(front.start_many(requests.collect())).await.unwrap();
+    let nodes = [node(&url, 16), node(&url, 16)];
+    for n in 0..300 {
+        let id = format!("w-{n}");
+        assert_eq!(within(front.handle(&id).result::<u32>()).await.unwrap(), 3);
+        let head = front.head(&id).await.unwrap();
+        assert_eq!((head.status(), head.seq), (Status::Completed, 7), "three steps, each started and committed once");
+    }
+    let verified = front.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!(verified.fault_count, 0, "{:?}", verified.faults);
+    for node in nodes.into_iter().chain([front]) {
+        node.shutdown(STUCK).await;
+    }
+}
+
+/// BC-109: the server is restarted under load; the same engine goes on, and nothing acknowledged is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_database_is_survived() {
+    let cluster = Cluster::start(&[]);
+    let engine = node(&cluster.url(""), 16);
+    within(engine.start("count", &3).id("before")).await.unwrap();
+    within(engine.handle("before").end()).await.unwrap();
+    cluster.stop(Mode::Immediate);
+    let refused = within(engine.start("count", &3).id("meanwhile")).await.map(drop);
+    assert!(matches!(&refused, Err(Error::Store(_) | Error::OutcomeUnknown { .. })), "{refused:?}");
+    assert!(!engine.is_ready());
+    cluster.start_again();
+    let begin = Instant::now();
+    let handle = loop {
+        match within(engine.start("count", &3).id("meanwhile")).await {
+            Ok(handle) => break handle,
+            Err(Error::Store(_) | Error::OutcomeUnknown { .. }) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(engine.is_ready());
+    engine.shutdown(STUCK).await;
+}
+
+/// The answer to a commit is lost, or the commit itself: the callers hear what became of it, and not that nobody knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_answer_is_cut_off_is_resolved() {
+    let shared = steadfast_pgtest::shared();
+    let proxy = Proxy::start(shared.port());
+    let url = format!("{}&committers=1", proxy.url(&format!("schema=cut{}", std::process::id())));
+    let engine = node(&url, 8);
+    for (n, cut) in [Cut::After, Cut::Before, Cut::After, Cut::Before].into_iter().enumerate() {
+        proxy.cut_commits(cut, 1);
+        let accepted = within(engine.start_request(Request::new("count").id(format!("w-{n}")).input(&3))).await;
+        let accepted = accepted.unwrap_or_else(|error| panic!("{cut:?}: {error}"));
+        assert!(!accepted.replay, "{cut:?}: it was decided once");
+        assert_eq!(within(engine.handle(accepted.id.as_str()).result::<u32>()).await.unwrap(), 3);
+        assert_eq!(proxy.cuts(), n + 1, "the cut was made");
+    }
+    let verified = engine.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!((verified.workflows, verified.fault_count), (4, 0), "{:?}", verified.faults);
+    engine.shutdown(STUCK).await;
+}
+
+/// A standby that has everything is promoted: the epoch is raised, claims of the one before are void and given back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_raises_the_epoch_and_loses_nothing() {
+    let primary = Cluster::start(&[]);
+    let standby = primary.standby(true);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let url = format!("postgres://steadfast@{hosts}/postgres?connect_timeout=2");
+    let engine = node(&url, 4);
+    within(engine.start("slow", &0).id("running")).await.unwrap();
+    let before = claimed(&engine, "running").await;
+    for n in 0..20 {
+        within(engine.start("count", &2).id(format!("w-{n}"))).await.unwrap();
+    }
+    primary.kill();
+    standby.promote();
+    let handle = loop {
+        match within(engine.start("count", &2).id("after")).await {
+            Ok(handle) => break handle,
+            Err(Error::Store(_) | Error::OutcomeUnknown { .. }) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    within(handle.result::<u32>()).await.unwrap();
+    for n in 0..20 {
+        assert_eq!(within(engine.handle(&format!("w-{n}")).result::<u32>()).await.unwrap(), 2);
+    }
+    let claimed_anew = within(async {
+        loop {
+            let head = engine.head("running").await.unwrap();
+            match head.claim {
+                Some(claim) if claim.epoch > before => return claim.epoch,
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    });
+    assert_eq!(claimed_anew.await, before + 1, "once for all committers and nodes");
+    engine.shutdown(Duration::ZERO).await;
+}
+
+/// Behind a pooler that lends connections by the transaction nothing may be left on a connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_works_behind_a_pooler_in_transaction_mode() {
+    let cluster = Cluster::start(&[]);
+    let bouncer = Bouncer::start(cluster.port());
+    let nodes = [node(&bouncer.url(""), 8), node(&bouncer.url(""), 8)];
+    let requests = |node: usize| {
+        (0..100).map(move |n| Request::new("count").id(format!("n{node}-{n}")).input(&3)).collect::<Vec<_>>()
+    };
+    for (n, node) in nodes.iter().enumerate() {
+        within(node.start_many(requests(n))).await.unwrap();
+    }
+    for n in 0..2 {
+        for w in 0..100 {
+            let handle = nodes[1 - n].handle(&format!("n{n}-{w}"));
+            assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+        }
+    }
+    let verified = nodes[0].look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!((verified.workflows, verified.fault_count), (200, 0), "{:?}", verified.faults);
+    for node in nodes {
+        node.shutdown(STUCK).await;
+    }
+}
+
+/// A node that is gone without a word costs its workflows a node's lease, and not their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_gone_is_looked_after_by_another() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let survivor = node(&url, 0);
+    let other = node(&url, 4);
+    within(other.start("slow", &0).id("running")).await.unwrap();
+    claimed(&survivor, "running").await;
+    // Its lease ends without a word, as that of a machine that lost its power.
+    let schema = url.split_once("schema=").unwrap().1;
+    let plain = url.split_once('?').unwrap().0;
+    let gone = format!(
+        "update {schema}.nodes set expires_at = 0, boot = boot + 1000 where node = 2;
+                        update {schema}.store set boot = boot + 1000;
+                        update {schema}.heads set boot = boot + 1000 where status = 'running'"
+    );
+    steadfast_pgtest::psql(plain, &gone).unwrap();
+    let begin = Instant::now();
+    // Handed out once more: given back, and claimed by whoever has room.
+    while survivor.head("running").await.unwrap().visit().map(|visit| visit.delivery) != Some(2) {
+        assert!(begin.elapsed() < STUCK, "nobody has given it back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    other.shutdown(Duration::ZERO).await;
+    survivor.shutdown(STUCK).await;
+}

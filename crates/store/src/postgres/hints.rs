@@ -1,0 +1,101 @@
+//! Hints: how a node that has work to spare lets the others know.
+//!
+//! A notification takes a lock that all of a database's notifying transactions share, so none goes with a batch: whatever
+//! hints come within a moment are one notification, in a transaction of its own on a connection of its own. Who hears
+//! looks for work a second earlier than he would have by himself; nothing depends on it. Behind a pooler, where nobody
+//! can listen, there are none.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_postgres::AsyncMessage;
+
+use super::place::Place;
+use super::session::{Pooled, Purpose, Session, postgres};
+use crate::contract::StoreError;
+
+/// Hints that come within this time are one.
+const APART: Duration = Duration::from_millis(20);
+/// How long a lost connection is left alone before it is made anew.
+const REST: Duration = Duration::from_secs(1);
+/// How often a connection that nobody needed is asked whether it still lives.
+const ALIVE: Duration = Duration::from_secs(5);
+
+type Hear = Box<dyn Fn() + Send + Sync>;
+
+/// What this node tells and hears.
+#[derive(Default)]
+pub(super) struct Hints {
+    wanted: Notify,
+    waiting: AtomicBool,
+    hear: Mutex<Option<Hear>>,
+}
+
+impl std::fmt::Debug for Hints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hints")
+    }
+}
+
+impl Hints {
+    /// Wants the others to look.
+    pub(super) fn tell(&self) {
+        if !self.waiting.swap(true, Ordering::Relaxed) {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Calls `hear` from now on.
+    pub(super) fn on(&self, hear: Hear) {
+        *self.hear.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
+    }
+
+    fn heard(&self) {
+        if let Some(hear) = &*self.hear.lock().unwrap_or_else(PoisonError::into_inner) {
+            hear();
+        }
+    }
+}
+
+/// Tells and hears until the runtime ends. `boot` tells this node's own hints from the others'.
+pub(super) async fn run(place: Place, pooled: Arc<Pooled>, hints: Arc<Hints>, boot: i64) {
+    loop {
+        match carry(&place, &pooled, &hints, boot).await {
+            Ok(()) => {
+                tracing::info!("behind a pooler nobody can listen: nodes look for each other's work once a second");
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "hints are lost until there is a connection again"),
+        }
+        // Some may have been missed.
+        hints.heard();
+        tokio::time::sleep(REST).await;
+    }
+}
+
+/// Carries hints on one connection. Ends well only where there can be none.
+async fn carry(place: &Place, pooled: &Arc<Pooled>, hints: &Hints, boot: i64) -> Result<(), StoreError> {
+    let mut session = Session::connect(place, pooled, &[], Purpose::Listen).await?;
+    let Some(mut told) = session.told.take().filter(|_| !session.is_pooled) else { return Ok(()) };
+    let channel = format!("{}_hints", place.schema);
+    let doing = postgres("listen for hints");
+    session.client.batch_execute(&format!("listen {channel}")).await.map_err(&doing)?;
+    let own = boot.to_string();
+    loop {
+        tokio::select! {
+            message = told.recv() => match message {
+                Some(AsyncMessage::Notification(hint)) if hint.payload() != own => hints.heard(),
+                Some(_) => {}
+                None => return Err(StoreError::Recovering),
+            },
+            () = hints.wanted.notified() => {
+                tokio::time::sleep(APART).await;
+                hints.waiting.store(false, Ordering::Relaxed);
+                session.client.batch_execute(&format!("notify {channel}, '{boot}'")).await.map_err(&doing)?;
+            }
+            () = tokio::time::sleep(ALIVE) => session.client.batch_execute("").await.map_err(&doing)?,
+        }
+    }
+}
