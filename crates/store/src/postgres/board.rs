@@ -229,7 +229,8 @@ pub(super) async fn next_gone(session: &Session, place: &Place, leases: bool) ->
         .await
         .map_err(postgres(doing))?;
     for row in &rows {
-        if !(leases && row.get::<_, bool>(2)) && !process(row).has_ended_here() {
+        let gone = (leases && row.get::<_, bool>(2)) || process(row).has_ended_here();
+        if !gone {
             continue;
         }
         let (node, boot): (i32, i64) = (row.get(0), row.get(1));
