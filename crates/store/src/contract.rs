@@ -341,13 +341,12 @@ pub enum StoreError {
         source: rusqlite::Error,
     },
     /// PostgreSQL said no, or said nothing.
-    #[error("{doing}")]
+    #[error("{doing}: {}", crate::postgres::told(error))]
     Postgres {
         /// What we were doing.
         doing: &'static str,
         /// What it said.
-        #[source]
-        source: tokio_postgres::Error,
+        error: tokio_postgres::Error,
     },
     /// No server of a PostgreSQL store can be used now.
     #[error("no server can be used: {tried}")]

@@ -28,6 +28,7 @@ use steadfast_core::sweep::Boots;
 
 pub use self::place::{Place, is_postgres};
 pub use self::reader::PostgresReader;
+pub(crate) use self::session::told;
 
 use self::board::Berth;
 use self::clock::ServerClock;
@@ -203,6 +204,49 @@ pub fn describe(url: &str) -> Result<(String, String), StoreError> {
                     from unnest('{fsync,full_page_writes,shared_buffers,synchronous_commit}'::text[]) name";
         let rows = session.client.query_typed(text, &[]).await.map_err(postgres("ask for the server's settings"))?;
         Ok(rows.first().map(|row| (row.get(0), row.get(1))).unwrap_or_default())
+    })
+}
+
+/// How the server carries out every statement of writers and looks, each with its name: for tests of their plans.
+///
+/// # Errors
+/// [`StoreError`] when a statement cannot be explained.
+#[doc(hidden)]
+pub fn plans(url: &str) -> Result<Vec<(String, String)>, StoreError> {
+    let place = Place::parse(url)?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        let mut plans = Vec::new();
+        let writer = statements::WRITER.iter().zip(statements::NAMES);
+        let looks = reader::LOOKS.iter().zip(reader::NAMES);
+        for (text, name) in writer.chain(looks) {
+            // As a statement that was prepared once: planned for any arguments.
+            let types = text.types.iter().map(|kind| kind.name().replace('_', "")).collect::<Vec<_>>();
+            let types = text
+                .types
+                .iter()
+                .zip(types)
+                .map(|(kind, name)| if kind.name().starts_with('_') { format!("{name}[]") } else { name });
+            let types = types.collect::<Vec<_>>().join(", ");
+            let parameters = if types.is_empty() { String::new() } else { format!("({types})") };
+            let nulls = vec!["null"; text.types.len()].join(", ");
+            let arguments = if nulls.is_empty() { String::new() } else { format!("({nulls})") };
+            let prepare = format!("prepare explained{parameters} as {}", place.text(text.text));
+            let explained = async {
+                session.client.batch_execute(&prepare).await?;
+                let lines = session.client.simple_query(&format!("explain execute explained{arguments}")).await?;
+                session.client.batch_execute("deallocate explained").await?;
+                Ok::<_, tokio_postgres::Error>(lines)
+            };
+            let lines = explained.await.map_err(postgres("explain a statement"))?;
+            let lines = lines.iter().filter_map(|line| match line {
+                tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+                _ => None,
+            });
+            plans.push((name.to_owned(), lines.collect::<Vec<_>>().join("\n")));
+        }
+        Ok(plans)
     })
 }
 

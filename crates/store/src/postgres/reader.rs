@@ -52,6 +52,23 @@ enum L {
     Bytes,
 }
 
+/// The names of [`L`], in their order.
+pub(super) const NAMES: [&str; 13] = [
+    "look Head",
+    "look Ended",
+    "look Admission",
+    "look Log",
+    "look Variable",
+    "look Pad",
+    "look List",
+    "look ListOfName",
+    "look ListEndedBadly",
+    "look ListInStatus",
+    "look ListOfNameInStatus",
+    "look NextDue",
+    "look Bytes",
+];
+
 /// The number of a namespace.
 macro_rules! namespace {
     () => {
@@ -111,7 +128,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-static LOOKS: [Text; 13] = [
+pub(super) static LOOKS: [Text; 13] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -339,8 +356,8 @@ impl PostgresReader {
                 let session = pool.take().await?;
                 let answer = look(&session).await;
                 match &answer {
-                    Err(StoreError::Postgres { source, .. }) if kind(source) == Kind::Gone => {
-                        note(&pool.pooled, source);
+                    Err(StoreError::Postgres { error, .. }) if kind(error) == Kind::Gone => {
+                        note(&pool.pooled, error);
                         // Whatever else lies there has most likely met the same.
                         pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
                         if std::mem::take(&mut again) {

@@ -144,7 +144,7 @@ pub(super) fn kind(error: &Error) -> Kind {
 
 /// Makes a [`StoreError`] of what happened while `doing`.
 pub(super) fn postgres(doing: &'static str) -> impl Fn(Error) -> StoreError {
-    move |source| StoreError::Postgres { doing, source }
+    move |error| StoreError::Postgres { doing, error }
 }
 
 impl Session {
@@ -282,7 +282,7 @@ pub(super) fn note(pooled: &Pooled, error: &Error) {
 }
 
 /// An error with what the server said.
-pub(super) fn told(error: &Error) -> String {
+pub(crate) fn told(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

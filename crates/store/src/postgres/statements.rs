@@ -39,6 +39,30 @@ pub(super) enum W {
     InsertCalls,
 }
 
+/// The names of [`W`], in their order.
+pub(super) const NAMES: [&str; 20] = [
+    "Moment",
+    "Namespaces",
+    "Heads",
+    "HeadsAtOnce",
+    "Admissions",
+    "Events",
+    "Calls",
+    "Ready",
+    "Due",
+    "Open",
+    "AddNamespace",
+    "InsertAdmissions",
+    "InsertEvents",
+    "PutHeads",
+    "LeaveReady",
+    "EnterReady",
+    "PutVariables",
+    "DropVariables",
+    "ForgetCalls",
+    "InsertCalls",
+];
+
 /// The columns of a head, in the order in which they are read.
 macro_rules! head {
     () => {
