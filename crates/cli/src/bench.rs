@@ -1,5 +1,6 @@
 //! `steadfast bench`: how fast this machine runs the engine, beside what its database can do at most.
 
+mod drain;
 mod history;
 mod postgres;
 
@@ -23,6 +24,8 @@ pub enum Bench {
     Embedded(Embedded),
     /// One very long workflow beside a fresh one, and a store full of finished and sleeping workflows beside an empty one.
     History(history::History),
+    /// A queue of one-step workflows, enqueued in bulk and then run to the end.
+    Drain(drain::Drain),
     /// The same workflows on PostgreSQL, with one node and with two, beside a bare loop of the same statements.
     Postgres(postgres::Postgres),
 }
@@ -33,6 +36,7 @@ impl Bench {
             Self::Embedded(args) => args.json,
             Self::History(args) => args.json,
             Self::Postgres(args) => args.json,
+            Self::Drain(args) => args.json,
         }
     }
 }
@@ -107,6 +111,7 @@ pub async fn run(bench: Bench) -> Result<(), Box<dyn std::error::Error>> {
         Bench::Embedded(args) => embedded(args).await,
         Bench::History(args) => history::run(args).await,
         Bench::Postgres(args) => postgres::run(args).await,
+        Bench::Drain(args) => drain::run(args).await,
     }
 }
 

@@ -27,9 +27,22 @@ pub struct Postgres {
     /// Nodes that share them.
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     nodes: Vec<NonZeroUsize>,
+    /// Measure once more in a store that holds so many finished workflows already, beside an empty one.
+    #[arg(long, value_name = "N", default_value = "0")]
+    finished: u32,
     /// One JSON object on standard output.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What finished workflows cost the others.
+#[derive(Debug, Clone, Serialize)]
+struct Finished {
+    workflows: u32,
+    in_flight: usize,
+    steps_per_s: f64,
+    empty_steps_per_s: f64,
+    ratio: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -58,6 +71,7 @@ struct Report {
     runs: Vec<Throughput>,
     bytes_per_step: f64,
     alone: Alone,
+    finished: Option<Finished>,
     workflows: usize,
     steps: usize,
     rounds: usize,
@@ -68,15 +82,15 @@ struct Report {
 type Failure = Box<dyn std::error::Error>;
 
 /// A scratch schema that is dropped with this value.
-struct Scratch {
-    url: String,
+pub(super) struct Scratch {
+    pub(super) url: String,
 }
 
 impl Scratch {
-    fn new(args: &Postgres, name: &str) -> Result<Self, Failure> {
+    pub(super) fn new(store: &str, name: &str) -> Result<Self, Failure> {
         let schema = format!("steadfast_bench_{}_{name}", std::process::id());
-        let joint = if args.store.contains('?') { '&' } else { '?' };
-        let url = format!("{}{joint}schema={schema}", args.store);
+        let joint = if store.contains('?') { '&' } else { '?' };
+        let url = format!("{store}{joint}schema={schema}");
         Place::parse(&url)?;
         Ok(Self { url })
     }
@@ -112,6 +126,12 @@ pub(super) async fn run(args: Postgres) -> Result<(), Failure> {
     println!("one at a time, a bare batch of one takes {:.2} ms (p50):", alone.bare_commit_p50_ms);
     println!("   1 step   p50 {:.2} ms, p99 {:.2} ms", alone.one_step_p50_ms, alone.one_step_p99_ms);
     println!("  10 steps  p50 {:.2} ms, p99 {:.2} ms", alone.ten_steps_p50_ms, alone.ten_steps_p99_ms);
+    if let Some(Finished { workflows, in_flight, steps_per_s, empty_steps_per_s, ratio }) = &report.finished {
+        println!(
+            "beside {workflows} finished workflows, {in_flight} in flight: {steps_per_s:.0} steps/s, beside none \
+             {empty_steps_per_s:.0}, ratio {ratio:.2}"
+        );
+    }
     Ok(())
 }
 
@@ -131,7 +151,7 @@ async fn measure(args: &Postgres) -> Result<Report, Failure> {
             limit_runs[i].push(bare_loop(args, &format!("l{round}_{i}"), steps, batch, 2).await?.steps_per_s);
         }
         for (i, (nodes, in_flight)) in cases.iter().copied().enumerate() {
-            let scratch = Scratch::new(args, &format!("e{round}_{i}"))?;
+            let scratch = Scratch::new(&args.store, &format!("e{round}_{i}"))?;
             let engines: Vec<_> =
                 (0..nodes).map(|_| open(&scratch.url, in_flight.div_ceil(nodes))).collect::<Result<_, _>>()?;
             let took = ten_steps(&engines, workflows, in_flight).await?;
@@ -144,11 +164,12 @@ async fn measure(args: &Postgres) -> Result<Report, Failure> {
             engine_runs[i].push(steps as f64 / took);
         }
         bare.extend(bare_loop(args, &format!("b{round}"), 500, 1, 1).await?.commits);
-        let scratch = Scratch::new(args, &format!("a{round}"))?;
+        let scratch = Scratch::new(&args.store, &format!("a{round}"))?;
         let (ones, tens) = alone(&scratch.url, 100).await?;
         one.extend(ones);
         ten.extend(tens);
     }
+    let finished = if args.finished == 0 { None } else { Some(beside_finished(args).await?) };
     let limits: Vec<f64> = limit_runs.iter_mut().map(|runs| median(runs)).collect();
     let runs: Vec<Throughput> = cases
         .iter()
@@ -165,6 +186,7 @@ async fn measure(args: &Postgres) -> Result<Report, Failure> {
         limit_steps_per_s: first.limit_steps_per_s,
         ratio: first.ratio,
         bytes_per_step: median(&mut bytes),
+        finished,
         alone: Alone {
             bare_commit_p50_ms: percentile(&mut bare, 50),
             one_step_p50_ms: percentile(&mut one, 50),
@@ -189,7 +211,7 @@ async fn bare_loop(
     batch: usize,
     connections: usize,
 ) -> Result<limit::Limit, Failure> {
-    let scratch = Scratch::new(args, name)?;
+    let scratch = Scratch::new(&args.store, name)?;
     let url = scratch.url.clone();
     let (completed, started) = step_texts();
     let measured = tokio::task::spawn_blocking(move || {
@@ -197,4 +219,26 @@ async fn bare_loop(
         limit::measure(&url, steps, batch, connections, texts)
     });
     Ok(measured.await??)
+}
+
+/// Runs beside finished workflows and beside none, by turns.
+async fn beside_finished(args: &Postgres) -> Result<Finished, Failure> {
+    let in_flight = args.in_flight.first().map_or(64, |n| n.get());
+    let workflows = args.workflows.get();
+    let full = Scratch::new(&args.store, "full")?;
+    let (url, count) = (full.url.clone(), args.finished);
+    tokio::task::spawn_blocking(move || postgres::fill_with_finished(&url, count)).await??;
+    let (mut beside, mut empty) = (Vec::new(), Vec::new());
+    for round in 0..args.rounds.get() {
+        let none = Scratch::new(&args.store, &format!("n{round}"))?;
+        for (url, into) in [(&full.url, &mut beside), (&none.url, &mut empty)] {
+            let engine = open(url, in_flight)?;
+            let took = ten_steps(std::slice::from_ref(&engine), workflows, in_flight).await?;
+            engine.shutdown(Duration::from_secs(5)).await;
+            into.push((workflows * STEPS) as f64 / took);
+        }
+    }
+    let (steps_per_s, empty_steps_per_s) = (median(&mut beside), median(&mut empty));
+    let ratio = steps_per_s / empty_steps_per_s;
+    Ok(Finished { workflows: args.finished, in_flight, steps_per_s, empty_steps_per_s, ratio })
 }

@@ -207,6 +207,37 @@ pub fn describe(url: &str) -> Result<(String, String), StoreError> {
     })
 }
 
+/// Fills the store at `url` with finished workflows of four events each, as if they had been run: for measurements of
+/// what a long history costs.
+///
+/// # Errors
+/// [`StoreError`] when the server says no.
+pub fn fill_with_finished(url: &str, count: u32) -> Result<(), StoreError> {
+    migrate(url)?;
+    let place = Place::parse(url)?;
+    let background = Background::start(&place)?;
+    background.wait(async move {
+        let session = Session::connect(&place, &Arc::default(), &[], Purpose::Write).await?;
+        let text = place.text(&format!(
+            "begin;
+             create temporary table fresh on commit drop as
+                 select nextval('{{schema}}.workflow_numbers') as workflow, n from generate_series(1, {count}) n;
+             insert into {{schema}}.admissions (workflow, admitted_at, namespace, id, fingerprint)
+                 select workflow, 1, 1, 'finished-' || n, decode(repeat('ab', 33), 'hex') from fresh;
+             insert into {{schema}}.heads (workflow, seq, created_at, updated_at, namespace, priority, status, id, name)
+                 select workflow, 3, 1, 1, 1, 0, 'completed', 'finished-' || n, 'ten' from fresh;
+             insert into {{schema}}.events (workflow, seq, at, namespace, version, type, payload)
+                 select f.workflow, e.seq, 1, 1, 1, e.type, e.payload from fresh f cross join (values
+                     (0, 'workflow_created', '{{}}'), (1, 'step_started', '{{}}'), (2, 'step_completed', '{{}}'),
+                     (3, 'workflow_completed', '{{}}')) e(seq, type, payload);
+             commit"
+        ));
+        session.client.batch_execute(&text).await.map_err(postgres("fill a scratch store"))?;
+        let text = place.text("vacuum analyze {schema}.heads, {schema}.events, {schema}.admissions");
+        session.client.batch_execute(&text).await.map_err(postgres("fill a scratch store"))
+    })
+}
+
 /// How the server carries out every statement of writers and looks, each with its name: for tests of their plans.
 ///
 /// # Errors
