@@ -129,16 +129,34 @@ async fn one(
     if version < number {
         let migration = usize::try_from(number - 1).ok().and_then(|n| MIGRATIONS.get(n)).expect("it is one of ours");
         client.batch_execute(&place.text(migration)).await?;
-        let noted = if number == 1 {
-            place.text(&format!(
-                "insert into {{schema}}.store (version, oldest, epoch, boot, system, timeline, copied, fingerprint_key,
-                     created_at) values (1, {OLDEST}, 1, 0, '', 0, false, '\\x{}', {now})",
-                secret.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-            ))
-        } else {
-            place.text(&format!("update {{schema}}.store set version = {number}, oldest = {OLDEST}"))
-        };
-        client.batch_execute(&noted).await?;
+        client.batch_execute(&noted(place, number, secret, now)).await?;
     }
     client.batch_execute("commit").await
+}
+
+/// What notes that a migration was carried out; with the first one comes the store's row.
+fn noted(place: &Place, number: i32, secret: FingerprintKey, now: i64) -> String {
+    if number > 1 {
+        return place.text(&format!("update {{schema}}.store set version = {number}, oldest = {OLDEST}"));
+    }
+    place.text(&format!(
+        "insert into {{schema}}.store (version, oldest, epoch, boot, system, timeline, copied, fingerprint_key,
+             created_at) values (1, {OLDEST}, 1, 0, '', 0, false, '\\x{}', {now})",
+        secret.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    ))
+}
+
+/// Makes an empty store in the transaction that is open.
+pub(super) async fn make(
+    session: &Session,
+    place: &Place,
+    secret: FingerprintKey,
+    now: i64,
+) -> Result<(), tokio_postgres::Error> {
+    session.client.batch_execute(&place.text("create schema if not exists {schema}")).await?;
+    for (number, migration) in (1..).zip(MIGRATIONS) {
+        session.client.batch_execute(&place.text(migration)).await?;
+        session.client.batch_execute(&noted(place, number, secret, now)).await?;
+    }
+    Ok(())
 }

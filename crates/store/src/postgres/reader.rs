@@ -30,6 +30,10 @@ use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, 
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: i64 = 10_000;
+/// What a transaction is set to that looks at everything.
+pub(super) const AT_LENGTH: &str = "set local statement_timeout = 0; set local plan_cache_mode = auto;
+    set local enable_seqscan = on; set local enable_hashjoin = on; set local enable_mergejoin = on;
+    set local enable_sort = on; set local enable_incremental_sort = on; set local jit = off";
 /// Heads that are verified together.
 const VERIFY_PAGE: i64 = 500;
 
@@ -564,15 +568,20 @@ async fn verify(
     progress: &std::sync::mpsc::Sender<u64>,
 ) -> Result<Verified, StoreError> {
     let doing = "verify the store";
-    session
-        .client
-        .batch_execute(
-            "begin isolation level repeatable read read only; set local statement_timeout = 0;
-             set local plan_cache_mode = auto; set local enable_seqscan = on; set local enable_hashjoin = on;
-             set local enable_mergejoin = on; set local enable_sort = on; set local jit = off",
-        )
-        .await
-        .map_err(postgres(doing))?;
+    let begin = format!("begin isolation level repeatable read read only; {AT_LENGTH}");
+    session.client.batch_execute(&begin).await.map_err(postgres(doing))?;
+    let verified = examine(session, place, progress).await?;
+    session.client.batch_execute("commit").await.map_err(postgres(doing))?;
+    Ok(verified)
+}
+
+/// Re-derives everything, in the transaction that is open.
+pub(super) async fn examine(
+    session: &Session,
+    place: &Place,
+    progress: &std::sync::mpsc::Sender<u64>,
+) -> Result<Verified, StoreError> {
+    let doing = "verify the store";
     let mut verified = Verified::default();
     let mut number = i64::MIN;
     loop {
@@ -676,7 +685,6 @@ async fn verify(
             verified.fault(of_the_whole(code, format!("workflow number {}", row.get::<_, i64>(0))));
         }
     }
-    session.client.batch_execute("commit").await.map_err(postgres(doing))?;
     Ok(verified)
 }
 
