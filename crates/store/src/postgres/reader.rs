@@ -328,11 +328,13 @@ impl PostgresReader {
     pub fn open(url: &str) -> Result<Self, StoreError> {
         let place = Place::parse(url)?;
         let background = Arc::new(Background::start(&place)?);
-        let reader = Self::new(place.clone(), Arc::default(), background);
-        reader.look(move |session| {
-            let place = place.clone();
-            Box::pin(async move {
-                let has = super::migrate::version(session, &place).await?;
+        let pooled = Arc::new(Pooled::default());
+        background.wait({
+            let (place, pooled) = (place.clone(), pooled.clone());
+            async move {
+                // Without the statements of looks, which name tables that may not be there.
+                let session = Session::connect(&place, &pooled, &[], Purpose::Look).await?;
+                let has = super::migrate::version(&session, &place).await?;
                 if has < super::migrate::known() {
                     let problem = if has == 0 {
                         "there is no store; run serve or migrate with this URL to make one".to_owned()
@@ -342,9 +344,9 @@ impl PostgresReader {
                     return Err(StoreError::Foreign { path: place.to_string().into(), problem });
                 }
                 Ok(())
-            })
+            }
         })?;
-        Ok(reader)
+        Ok(Self::new(place, pooled, background))
     }
 
     /// Runs a look, once more when its connection was gone.
