@@ -51,6 +51,12 @@ impl Exit {
         Self::new(6, word, message)
     }
 
+    /// What a store said, which was used without a server.
+    pub fn from_store(error: &steadfast::store::StoreError) -> Self {
+        let code = if error.code().starts_with("invalid") { 6 } else { 1 };
+        Self::new(code, error.code(), chain(error))
+    }
+
     /// What a server's problem document means.
     pub fn of_problem(status: u16, problem: Value) -> Self {
         let word = problem["code"].as_str().unwrap_or("unknown_answer").to_owned();
@@ -92,7 +98,14 @@ impl From<Box<dyn std::error::Error>> for Exit {
 
 impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
     fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
-        Self::other(chain(&*error))
+        // Those that have a code keep it.
+        if let Some(error) = error.downcast_ref::<steadfast::store::StoreError>() {
+            return Self::from_store(error);
+        }
+        match error.downcast::<steadfast::Error>() {
+            Ok(error) => (*error).into(),
+            Err(error) => Self::other(chain(&*error)),
+        }
     }
 }
 
@@ -104,7 +117,7 @@ impl From<steadfast::Error> for Exit {
 
 impl From<steadfast::store::StoreError> for Exit {
     fn from(error: steadfast::store::StoreError) -> Self {
-        Self::new(1, error.code(), chain(&error))
+        Self::from_store(&error)
     }
 }
 

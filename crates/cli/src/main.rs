@@ -92,7 +92,7 @@ impl Verb {
     async fn run(self) -> Result<(), Exit> {
         output::log(matches!(self, Self::Dev(_) | Self::Serve(_)));
         match self {
-            Self::Demo(demo) => Ok(demo::run(demo).await?),
+            Self::Demo(demo) => demo::run(demo).await,
             Self::DemoImport(import) => Ok(demo::import(import).await?),
             Self::Dev(dev) => serve::dev(dev).await,
             Self::Serve(serve) => serve::serve(serve).await,
