@@ -11,7 +11,7 @@ Exit codes:
   0  done
   1  something else failed
   2  the command line was not understood
-  3  verify found faults
+  3  verify or copy found faults
   4  the awaited workflow failed or was cancelled
   5  there is no such workflow or variable
   6  refused: invalid input, or the id was used for another request
