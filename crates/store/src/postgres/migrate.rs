@@ -27,6 +27,11 @@ const OLDEST: i32 = 1;
 const TRIES: u32 = 30;
 const REST: Duration = Duration::from_millis(500);
 
+/// Makes the schema where it is not there. `if not exists` would ask for the right to make one all the same, which who
+/// was given a schema need not have.
+const CREATE_SCHEMA: &str =
+    "do $$ begin if to_regnamespace('{schema}') is null then create schema {schema}; end if; end $$";
+
 /// The version of the schema that this release knows.
 pub(super) fn known() -> i32 {
     i32::try_from(MIGRATIONS.len()).expect("there are few migrations")
@@ -115,8 +120,8 @@ async fn one(
     // Whoever is first does it; the others find it done.
     let lock = format!(
         "begin; set local lock_timeout = '60s'; select pg_advisory_xact_lock(hashtextextended('steadfast migrations', 0)); \
-         set local lock_timeout = '2s'; create schema if not exists {0}",
-        place.schema
+         set local lock_timeout = '2s'; {}",
+        place.text(CREATE_SCHEMA)
     );
     client.batch_execute(&lock).await?;
     let version = if number == 1 {
@@ -153,7 +158,7 @@ pub(super) async fn make(
     secret: FingerprintKey,
     now: i64,
 ) -> Result<(), tokio_postgres::Error> {
-    session.client.batch_execute(&place.text("create schema if not exists {schema}")).await?;
+    session.client.batch_execute(&place.text(CREATE_SCHEMA)).await?;
     for (number, migration) in (1..).zip(MIGRATIONS) {
         session.client.batch_execute(&place.text(migration)).await?;
         session.client.batch_execute(&noted(place, number, secret, now)).await?;
