@@ -19,8 +19,9 @@ Exit codes:
   8  try again: overloaded, the store is busy recovering, or the outcome is unknown
 
 Environment:
-  STEADFAST_URL  the server to talk to (default http://127.0.0.1:7420)
-  STEADFAST_LOG  what to log, as in `info` or `steadfast=debug`";
+  STEADFAST_URL    the server to talk to (default http://127.0.0.1:7420)
+  STEADFAST_STORE  the store, as --store takes it
+  STEADFAST_LOG    what to log, as in `info` or `steadfast=debug`";
 
 /// Why the command ends, and with which code.
 #[derive(Debug)]

@@ -181,7 +181,7 @@ fn a_copy_that_cannot_be_leaves_nothing() {
     refused(&["copy", file, &schema.url], 3, "faults_found");
     // A row that means nothing there.
     damaged.execute_batch("pragma ignore_check_constraints = on; update heads set status = 'nonsense'").unwrap();
-    refused(&["copy", file, &schema.url], 1, "store_unavailable");
+    refused(&["copy", file, &schema.url], 3, "faults_found");
     // A value that no column there can hold.
     damaged.execute_batch("update heads set status = 'completed', priority = 3000000000").unwrap();
     refused(&["copy", file, &schema.url], 1, "store_unavailable");
@@ -214,6 +214,45 @@ fn a_copy_that_cannot_be_leaves_nothing() {
     assert!(run(None, &["copy", file, &schema.url]).status.success());
     assert_eq!(sql(&schema.url, theirs), ours, "the secret of the receipts came along");
     assert_eq!(sql(&schema.url, "select count(*) from SCHEMA.nodes"), "0");
+}
+
+#[test]
+fn a_copy_that_is_killed_leaves_nothing_and_can_be_made_again() {
+    let (data, schema) = (tempfile::tempdir().unwrap(), Schema::new());
+    let file = data.path().join("flights.db");
+    let from = format!("sqlite:{}", file.display());
+    let made = run(None, &["demo", "--rows", "1500", "--kills", "0", "--json", "--store", &from]);
+    assert!(made.status.success(), "{}", stderr(&made));
+    let mut nothing = 0;
+    for n in 1..=8 {
+        let mut command = std::process::Command::new(common::binary());
+        command.args(["copy", &from, &schema.url]).stdout(std::process::Stdio::null());
+        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(25 * n));
+        child.kill().unwrap();
+        let ended = child.wait().unwrap();
+        if ended.success() {
+            break;
+        }
+        // Its connection ends by itself, and with it the transaction.
+        let ours = "select count(*) from pg_stat_activity where query like '%SCHEMA%' and pid <> pg_backend_pid()";
+        while sql(&schema.url, ours) != "0" {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if schema.is_there() {
+            // The kill came after the commit.
+            break;
+        }
+        nothing += 1;
+    }
+    assert!(nothing > 0, "a copy was killed before its end");
+    let again = run(None, &["copy", &from, &schema.url]);
+    let was_there = stderr(&again).contains("target_not_empty");
+    assert!(again.status.success() || was_there, "{}", stderr(&again));
+    let verified = run(None, &["verify", "--store", &schema.url, "--json"]);
+    let report = json(&stdout(&verified));
+    assert_eq!((&report["workflows"], &report["fault_count"]), (&1_500.into(), &0.into()));
+    println!("{nothing} copies were killed");
 }
 
 #[test]
@@ -378,6 +417,54 @@ fn a_password_is_never_said() {
         let output = command.args(&args).env("STEADFAST_STORE", &url).output().unwrap();
         assert!(!stdout(&output).contains("s3cret") && !stderr(&output).contains("s3cret"), "{args:?}");
     }
+}
+
+/// A schema of its own is all that the role needs.
+#[test]
+fn a_role_that_owns_its_schema_is_enough() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    let role = format!("r{}", schema.url.rsplit_once('=').unwrap().1);
+    sql(&schema.url, &format!("create role {role} login; create schema SCHEMA authorization {role}"));
+    let url = schema.url.replace("steadfast@", &format!("{role}@"));
+    let server = Server::dev(data.path());
+    run(Some(&server.url), &["start", "hello", "--id", "a", "--wait"]);
+    server.stop();
+    let copied = run(None, &["copy", data.path().to_str().unwrap(), &url]);
+    assert!(copied.status.success(), "{}", stderr(&copied));
+    let server = Server::dev_on(&url);
+    let ended = run(Some(&server.url), &["start", "hello", "--id", "b", "--wait"]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    server.kill();
+    Server::dev_on(&url).stop();
+    let verified = run(None, &["verify", "--store", &url]);
+    assert!(verified.status.success(), "{}", stderr(&verified));
+    // A role that may only use it runs it just as well.
+    let user = format!("{role}_user");
+    sql(
+        &schema.url,
+        &format!(
+            "create role {user} login; grant usage on schema SCHEMA to {user};
+             grant select, insert, update, delete on all tables in schema SCHEMA to {user};
+             grant usage on all sequences in schema SCHEMA to {user}"
+        ),
+    );
+    let server = Server::dev_on(&schema.url.replace("steadfast@", &format!("{user}@")));
+    let ended = run(Some(&server.url), &["start", "hello", "--id", "c", "--wait"]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    server.stop();
+    let served = "select count(*) from SCHEMA.admissions where id = 'c'";
+    assert_eq!(sql(&schema.url, served), "1");
+    sql(&schema.url, &format!("drop owned by {user}; drop role {user}"));
+
+    sql(&schema.url, &format!("drop schema SCHEMA cascade; create schema SCHEMA authorization {role}"));
+    let migrated = run(None, &["migrate", "--store", &url]);
+    assert!(migrated.status.success(), "{}", stderr(&migrated));
+    // A role that has no schema may not make one, and is told so.
+    sql(&schema.url, "drop schema SCHEMA cascade");
+    let refused = run(None, &["migrate", "--store", &url]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("permission denied for database"), "{}", stderr(&refused));
+    sql(&schema.url, &format!("drop role {role}"));
 }
 
 #[test]

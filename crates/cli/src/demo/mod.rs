@@ -371,6 +371,10 @@ impl Importing<'_> {
     fn spawn(&self, node: u32, from: u32) -> Result<std::process::ChildStdout, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("demo-import").env("STEADFAST_STORE", self.at.url());
+        // That nodes die is what is shown here, and no news.
+        if std::env::var_os("STEADFAST_LOG").is_none() {
+            command.env("STEADFAST_LOG", "error");
+        }
         let numbers = [
             ("--rows", self.rows),
             ("--nodes", self.nodes),
