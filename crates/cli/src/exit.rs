@@ -11,7 +11,7 @@ Exit codes:
   0  done
   1  something else failed
   2  the command line was not understood
-  3  verify found faults
+  3  verify or copy found faults
   4  the awaited workflow failed or was cancelled
   5  there is no such workflow or variable
   6  refused: invalid input, or the id was used for another request
@@ -19,8 +19,9 @@ Exit codes:
   8  try again: overloaded, the store is busy recovering, or the outcome is unknown
 
 Environment:
-  STEADFAST_URL  the server to talk to (default http://127.0.0.1:7420)
-  STEADFAST_LOG  what to log, as in `info` or `steadfast=debug`";
+  STEADFAST_URL    the server to talk to (default http://127.0.0.1:7420)
+  STEADFAST_STORE  the store, as --store takes it
+  STEADFAST_LOG    what to log, as in `info` or `steadfast=debug`";
 
 /// Why the command ends, and with which code.
 #[derive(Debug)]
@@ -49,6 +50,12 @@ impl Exit {
     /// Input was refused here, before anything was sent.
     pub fn refused(word: &str, message: impl Into<String>) -> Self {
         Self::new(6, word, message)
+    }
+
+    /// What a store said, which was used without a server.
+    pub fn from_store(error: &steadfast::store::StoreError) -> Self {
+        let code = if error.code().starts_with("invalid") { 6 } else { 1 };
+        Self::new(code, error.code(), chain(error))
     }
 
     /// What a server's problem document means.
@@ -92,7 +99,14 @@ impl From<Box<dyn std::error::Error>> for Exit {
 
 impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
     fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
-        Self::other(chain(&*error))
+        // Those that have a code keep it.
+        if let Some(error) = error.downcast_ref::<steadfast::store::StoreError>() {
+            return Self::from_store(error);
+        }
+        match error.downcast::<steadfast::Error>() {
+            Ok(error) => (*error).into(),
+            Err(error) => Self::other(chain(&*error)),
+        }
     }
 }
 
@@ -104,7 +118,7 @@ impl From<steadfast::Error> for Exit {
 
 impl From<steadfast::store::StoreError> for Exit {
     fn from(error: steadfast::store::StoreError) -> Self {
-        Self::new(1, error.code(), chain(&error))
+        Self::from_store(&error)
     }
 }
 

@@ -10,9 +10,11 @@ mod wire;
 mod backup;
 mod bench;
 mod cancel;
+mod copy;
 mod demo;
 mod events;
 mod list;
+mod migrate;
 mod scratchpad;
 mod serve;
 mod show;
@@ -59,6 +61,10 @@ enum Verb {
     Verify(verify::Verify),
     /// Copy a store, whole and of one moment, beside its running owner.
     Backup(backup::Backup),
+    /// Copy a whole SQLite store into an empty PostgreSQL schema.
+    Copy(copy::Copy),
+    /// Bring a store's schema to this release.
+    Migrate(migrate::Migrate),
     /// Measure this machine.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -92,7 +98,7 @@ impl Verb {
     async fn run(self) -> Result<(), Exit> {
         output::log(matches!(self, Self::Dev(_) | Self::Serve(_)));
         match self {
-            Self::Demo(demo) => Ok(demo::run(demo).await?),
+            Self::Demo(demo) => demo::run(demo).await,
             Self::DemoImport(import) => Ok(demo::import(import).await?),
             Self::Dev(dev) => serve::dev(dev).await,
             Self::Serve(serve) => serve::serve(serve).await,
@@ -104,6 +110,8 @@ impl Verb {
             Self::Cancel(cancel) => cancel.run().await,
             Self::Verify(verify) => verify.run().await,
             Self::Backup(backup) => backup.run().await,
+            Self::Copy(copy) => copy.run().await,
+            Self::Migrate(migrate) => migrate.run().await,
             Self::Bench(bench) => Ok(bench::run(bench).await?),
             Self::Completions { shell } => {
                 let mut script = Vec::new();
@@ -124,6 +132,8 @@ impl Verb {
             Self::Cancel(cancel) => cancel.client.json,
             Self::Verify(verify) => verify.json,
             Self::Backup(backup) => backup.json,
+            Self::Copy(copy) => copy.json,
+            Self::Migrate(migrate) => migrate.json,
             Self::Bench(bench) => bench.wants_json(),
             Self::Dev(_) | Self::Serve(_) | Self::Completions { .. } | Self::DemoImport(_) => false,
         }

@@ -44,7 +44,7 @@ impl At {
             Some((scheme, _)) if !Path::new(url).exists() && !scheme.contains('/') => Err(Exit::refused(
                 "invalid_store",
                 format!(
-                    "--store has the scheme {scheme}, which this release cannot open; give sqlite:PATH or postgres://.."
+                    "the store has the scheme {scheme}, which this release cannot open; give sqlite:PATH or postgres://.."
                 ),
             )),
             _ => Ok(Self::File(PathBuf::from(url))),

@@ -70,9 +70,10 @@ impl Common {
                 return Err(cannot_listen(&error));
             }
         };
-        print(&banner(server.address()))?;
+        // Before anybody is told that it listens: who knows of it may stop it.
         let mut interrupt = signal(tokio::signal::unix::SignalKind::interrupt())?;
         let mut terminate = signal(tokio::signal::unix::SignalKind::terminate())?;
+        print(&banner(server.address()))?;
         let stop = async {
             tokio::select! {
                 _ = interrupt.recv() => {}

@@ -1,4 +1,4 @@
-//! The real binary, a real file, SIGKILL at random moments.
+//! The real binary, a real file and a real PostgreSQL, SIGKILL at random moments.
 //!
 //! Clients start workflows over HTTP from several tasks while the server is killed and started again. What was
 //! acknowledged must be there and finish; nothing may be committed twice, get stuck, or be there unasked.
@@ -12,13 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{STUCK, Server, store};
+use common::{STUCK, Server, store as file};
 use serde_json::{Value, json};
 use steadfast::core::event::Event;
 use steadfast::core::state::Status;
 use steadfast::core::text::Namespace;
+use steadfast::store::postgres::PostgresReader;
 use steadfast::store::sqlite::SqliteReader;
 use steadfast::store::{Filter, Reader};
+use steadfast_pgtest::{Shared, shared};
+use tempfile::TempDir;
 
 const CLIENTS: u64 = 6;
 
@@ -69,15 +72,47 @@ async fn client(url: String, cycle: u64, client: u64, known: Arc<Mutex<Known>>, 
     }
 }
 
+/// Where the server keeps its store.
+enum Store {
+    File(TempDir),
+    Postgres { url: String, _shared: Shared },
+}
+
+impl Store {
+    fn dev(&self) -> Server {
+        match self {
+            Self::File(data) => Server::dev(data.path()),
+            Self::Postgres { url, .. } => Server::dev_on(url),
+        }
+    }
+
+    fn reader(&self) -> Box<dyn Reader> {
+        match self {
+            Self::File(data) => Box::new(SqliteReader::open(file(data.path())).unwrap()),
+            Self::Postgres { url, .. } => Box::new(PostgresReader::open(url).unwrap()),
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
+async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck_in_a_file() {
+    killed_at_random_moments_nothing_is_lost_doubled_or_stuck(&Store::File(tempfile::tempdir().unwrap())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck_in_postgres() {
+    let shared = shared();
+    let store = Store::Postgres { url: shared.fresh_url(), _shared: shared };
+    killed_at_random_moments_nothing_is_lost_doubled_or_stuck(&store).await;
+}
+
+async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck(store: &Store) {
     let cycles: u64 = std::env::var("STEADFAST_KILL_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
-    let data = tempfile::tempdir().unwrap();
     let known = Arc::new(Mutex::new(Known::default()));
     let mut slowest_start = Duration::ZERO;
     for cycle in 0..cycles {
         let begin = Instant::now();
-        let server = Server::dev(data.path());
+        let server = store.dev();
         slowest_start = slowest_start.max(begin.elapsed());
         let stop = Arc::new(AtomicBool::new(false));
         let clients: Vec<_> = (0..CLIENTS)
@@ -92,7 +127,7 @@ async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
     }
 
     // The truth about what was left open: sent again, every one is accepted, as new or as a replay.
-    let server = Server::dev(data.path());
+    let server = store.dev();
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let unknown = known.lock().unwrap().unknown.clone();
     let (mut replays, asked) = (0, unknown.len());
@@ -107,10 +142,11 @@ async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
     assert!(acknowledged.len() as u64 >= cycles, "there was load: {}", acknowledged.len());
 
     // Nothing is stuck: everything ends soon after the last start.
-    let reader = SqliteReader::open(store(data.path())).unwrap();
+    let reader = store.reader();
+    let reader = &*reader;
     let begin = Instant::now();
     loop {
-        let live: Vec<String> = heads(&reader)
+        let live: Vec<String> = heads(reader)
             .into_iter()
             .filter(|(_, status)| !status.is_terminal())
             .map(|(id, status)| format!("{id} {}", status.label()))
@@ -123,7 +159,7 @@ async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
     }
     server.stop();
 
-    let found: BTreeMap<String, Status> = heads(&reader).into_iter().collect();
+    let found: BTreeMap<String, Status> = heads(reader).into_iter().collect();
     for id in acknowledged.keys() {
         assert!(found.contains_key(id), "{id} was acknowledged and is lost");
     }
@@ -132,7 +168,7 @@ async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
     }
     let mut redelivered = 0;
     for (id, n) in &acknowledged {
-        redelivered += examine(&reader, id, *n, found[id]);
+        redelivered += examine(reader, id, *n, found[id]);
     }
     let verified = reader.verify(&mut |_| {}).unwrap();
     assert_eq!(verified.faults, [], "verify is clean");
@@ -143,7 +179,7 @@ async fn killed_at_random_moments_nothing_is_lost_doubled_or_stuck() {
     );
 }
 
-fn heads(reader: &SqliteReader) -> Vec<(String, Status)> {
+fn heads(reader: &dyn Reader) -> Vec<(String, Status)> {
     let (mut heads, mut before) = (Vec::new(), None);
     loop {
         let page = reader.list(&Filter::all(Namespace::default_namespace()), before, 1_000).unwrap();
@@ -156,7 +192,7 @@ fn heads(reader: &SqliteReader) -> Vec<(String, Status)> {
 }
 
 /// Holds one log against what was asked for; answers how many of its steps were handed out again.
-fn examine(reader: &SqliteReader, id: &str, n: u64, status: Status) -> usize {
+fn examine(reader: &dyn Reader, id: &str, n: u64, status: Status) -> usize {
     let key = steadfast::core::text::WorkflowKey {
         namespace: Namespace::default_namespace(),
         id: steadfast::core::text::WorkflowId::trusted(id),

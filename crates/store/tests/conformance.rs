@@ -2,6 +2,10 @@
 
 mod harness;
 
+mod grown {
+    steadfast_store::conformance_tests!(crate::harness::Grown::default());
+}
+
 mod memory {
     steadfast_store::conformance_tests!(crate::harness::Memory::default());
 }

@@ -41,10 +41,11 @@ fn told(harness: impl Harness + 'static, page: &[String]) -> (Vec<String>, Strin
 type Tell = fn(&[String]) -> (Vec<String>, String);
 
 /// The stores that a history is told on, each with how it is made: a new kind joins here. The first is the measure.
-const STORES: [(&str, Tell); 3] = [
+const STORES: [(&str, Tell); 4] = [
     ("memory", |page| told(harness::Memory::default(), page)),
     ("sqlite", |page| told(harness::Sqlite::default(), page)),
     ("postgres", |page| told(harness::Postgres::default(), page)),
+    ("grown", |page| told(harness::Grown::default(), page)),
 ];
 
 fn print(page: &[String], measure: &[String], name: &str, answers: &[String]) -> String {

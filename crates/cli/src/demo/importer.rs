@@ -1,16 +1,17 @@
 //! The importing process: hands over rows, runs their workflows, says how far it is.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use steadfast::{Ctx, Definition, Engine, Failure, Limits, Request, StepResult, done, step};
 
 use super::flights::{self, Enriched, Flight, Reference};
+use super::proof::Database;
+use crate::place::At;
 
 /// Rows handed over in one bulk start.
 const SLICE: usize = 512;
@@ -20,13 +21,19 @@ const CONCURRENCY: usize = 512;
 /// `demo-import`: the demo's child process.
 #[derive(Debug, Args)]
 pub struct Import {
-    /// The store's file.
-    #[arg(long)]
-    store: PathBuf,
+    /// The store; not on the command line, which everybody on the machine can read.
+    #[arg(long, env = "STEADFAST_STORE", hide_env_values = true)]
+    store: String,
     /// How many rows there are in all.
     #[arg(long)]
     rows: u32,
-    /// How many of them were acknowledged before.
+    /// How many processes share them.
+    #[arg(long)]
+    nodes: u32,
+    /// Which of those this is, counted from 0: it hands over every row of that remainder.
+    #[arg(long)]
+    node: u32,
+    /// How many of its own were acknowledged before.
     #[arg(long)]
     from: u32,
     /// How often the process will be killed in all.
@@ -115,7 +122,11 @@ pub(super) fn id(row: u32) -> String {
 /// # Errors
 /// Whatever the engine says.
 pub async fn import(args: Import) -> Result<(), super::Failure> {
-    let engine = Engine::open(&format!("sqlite:{}", args.store.display()))?
+    let at = At::read(&args.store).map_err(|exit| exit.message)?;
+    let builder = Engine::open(&args.store)?;
+    // Before the engine runs anything: what it ends is not counted twice.
+    let finished = tokio::task::spawn_blocking(move || Finished::open(&at)).await??;
+    let engine = builder
         .define(flight_definition())
         .concurrency(CONCURRENCY)
         // A kill costs a delivery of each running step, and no row shall fail of our kills.
@@ -136,27 +147,11 @@ pub async fn import(args: Import) -> Result<(), super::Failure> {
         }
         None => None,
     };
-    let store = args.store.clone();
-    let finished_before = tokio::task::spawn_blocking(move || super::proof::finished(&store)).await??;
     let acknowledged = Arc::new(AtomicU32::new(args.from));
-    let (watched, watched_acknowledged) = (engine.clone(), acknowledged.clone());
     // Says how far the import is, whatever it is doing; ends with the last row.
-    let saying = tokio::spawn(async move {
-        let mut last = None;
-        loop {
-            let finished = finished_before + u32::try_from(watched.ended()).unwrap_or(u32::MAX);
-            let progress = Progress { acknowledged: watched_acknowledged.load(Ordering::Relaxed), finished };
-            if last != Some(progress) {
-                println!("progress {} {finished} .", progress.acknowledged);
-                last = Some(progress);
-            }
-            if finished >= args.rows {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    });
-    let mut rows = flights::rows(args.rows).skip(args.from as usize);
+    let saying = tokio::spawn(say(engine.clone(), finished, acknowledged.clone(), args.rows));
+    let own = move |n: &(u32, (u32, String))| n.0 % args.nodes == args.node;
+    let mut rows = (0..).zip(flights::rows(args.rows)).filter(own).map(|(_, row)| row).skip(args.from as usize);
     loop {
         let slice: Vec<Request> = rows
             .by_ref()
@@ -171,7 +166,7 @@ pub async fn import(args: Import) -> Result<(), super::Failure> {
             acknowledged.fetch_add(1, Ordering::Relaxed);
         }
     }
-    saying.await?;
+    saying.await??;
     // The server, if any, is told by this that the import is over.
     drop(stop);
     if let Some(server) = server {
@@ -179,6 +174,64 @@ pub async fn import(args: Import) -> Result<(), super::Failure> {
     }
     engine.shutdown(Duration::from_secs(10)).await;
     Ok(())
+}
+
+/// How many workflows of the store have ended, whoever ran them.
+enum Finished {
+    /// One process owns the store: what had ended when it came, and what has ended since.
+    Alone(u32),
+    /// The store is asked.
+    Shared(Arc<Mutex<Database>>),
+}
+
+impl Finished {
+    fn open(at: &At) -> Result<Self, super::Failure> {
+        let database = Database::open(at)?;
+        Ok(match at {
+            At::File(_) => Self::Alone(database.finished()?),
+            At::Postgres(_) => Self::Shared(Arc::new(Mutex::new(database))),
+        })
+    }
+
+    /// The count, and how long to leave it alone then.
+    async fn count(&self, engine: &Engine) -> Result<(u32, Duration), super::Failure> {
+        match self {
+            Self::Alone(before) => {
+                Ok((before + u32::try_from(engine.ended()).unwrap_or(u32::MAX), Duration::from_millis(2)))
+            }
+            Self::Shared(database) => {
+                let (database, begin) = (database.clone(), Instant::now());
+                let count = tokio::task::spawn_blocking(move || {
+                    database.lock().unwrap_or_else(PoisonError::into_inner).finished()
+                })
+                .await??;
+                // It reads every head: a twentieth of the time may go into that.
+                Ok((count, (begin.elapsed() * 20).clamp(Duration::from_millis(20), Duration::from_secs(2))))
+            }
+        }
+    }
+}
+
+/// Says how far the import is until it has come to its end.
+async fn say(
+    engine: Engine,
+    finished: Finished,
+    acknowledged: Arc<AtomicU32>,
+    rows: u32,
+) -> Result<(), super::Failure> {
+    let mut last = None;
+    loop {
+        let (finished, rest) = finished.count(&engine).await?;
+        let progress = Progress { acknowledged: acknowledged.load(Ordering::Relaxed), finished };
+        if last != Some(progress) {
+            println!("progress {} {finished} .", progress.acknowledged);
+            last = Some(progress);
+        }
+        if finished >= rows {
+            return Ok(());
+        }
+        tokio::time::sleep(rest).await;
+    }
 }
 
 #[cfg(test)]

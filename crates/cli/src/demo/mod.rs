@@ -3,6 +3,9 @@
 //! The parent plays the caller and the fate: it starts the importer as a child process, remembers how many rows the
 //! child acknowledged, kills the child with SIGKILL at random moments and starts it again. At the end it opens the
 //! store by itself and proves from the logs that nothing acknowledged was lost and nothing was done twice.
+//!
+//! On PostgreSQL two importers share the work, each hands over its own rows and runs whatever is ready, and the kills go
+//! to one and the other in turns.
 
 pub mod flights;
 mod importer;
@@ -13,7 +16,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -22,7 +27,14 @@ use serde::Serialize;
 
 pub use importer::{Import, flight_definition, import};
 
+use self::proof::Database;
+use crate::exit::Exit;
+use crate::place::At;
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// How many processes share the import on PostgreSQL.
+const NODES: u32 = 2;
 
 /// `demo`.
 #[derive(Debug, Args)]
@@ -33,16 +45,17 @@ pub struct Demo {
     /// Import every flight of the year: 336,776 rows.
     #[arg(long)]
     all: bool,
-    /// How often the importing process is killed on the way.
+    /// How often an importing process is killed on the way.
     #[arg(long, value_name = "N", default_value_t = 3)]
     kills: u32,
     /// Folder for the store and the result, new or empty; by default a new one below ./steadfast-data.
-    #[arg(long, value_name = "DIR", conflicts_with = "store")]
+    #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// A store that does not exist yet, as sqlite:PATH; the result goes beside it.
+    /// A store without workflows: sqlite:PATH of a file that is not there, the result then goes beside it; or
+    /// postgres://USER:PASSWORD@HOST/DATABASE?schema=NAME, which two processes share while they are killed in turns.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// Serve the HTTP API of the importing process at this address meanwhile.
+    /// Serve the HTTP API of the (first) importing process at this address meanwhile.
     #[arg(long, value_name = "ADDR", value_parser = crate::serve::address)]
     listen: Option<SocketAddr>,
     /// One JSON object on standard output.
@@ -71,7 +84,9 @@ pub struct Report {
     lost: u64,
     /// Rows or steps that were committed more than once.
     doubled: u64,
-    /// How often the process was killed.
+    /// How many processes shared the import.
+    nodes: u32,
+    /// How often one of them was killed.
     kills: u32,
     /// Steps that ran when their process was killed, and ran again.
     redelivered: u64,
@@ -83,8 +98,8 @@ pub struct Report {
     steps_per_s: f64,
     /// Bytes of the store.
     store_bytes: u64,
-    /// The store's file.
-    store: PathBuf,
+    /// The store: its file, or its URL without user and password.
+    store: String,
     /// The result as CSV.
     output: PathBuf,
 }
@@ -92,31 +107,37 @@ pub struct Report {
 /// Runs the demo.
 ///
 /// # Errors
-/// When the folder is not empty, the child does not start, or the proof does not hold.
-pub async fn run(demo: Demo) -> Result<(), Failure> {
-    tokio::task::spawn_blocking(move || run_blocking(&demo)).await?
+/// When the store or the folder is not empty, a child does not start, or the proof does not hold.
+pub async fn run(demo: Demo) -> Result<(), Exit> {
+    tokio::task::spawn_blocking(move || run_blocking(&demo)).await.map_err(|error| Exit::other(error.to_string()))?
 }
 
-fn run_blocking(demo: &Demo) -> Result<(), Failure> {
+fn run_blocking(demo: &Demo) -> Result<(), Exit> {
     if let Some(listen) = demo.listen {
-        steadfast_server::may_listen(listen)?;
+        steadfast_server::may_listen(listen).map_err(Failure::from)?;
     }
-    let (store, output) = place(demo)?;
+    let (at, output) = place(demo)?;
+    run_at(demo, &at, output).map_err(Exit::from)
+}
+
+fn run_at(demo: &Demo, at: &At, output: PathBuf) -> Result<(), Failure> {
+    let nodes = if matches!(at, At::Postgres(_)) { NODES } else { 1 };
     let rows = if demo.all { flights::ROWS } else { demo.rows };
     let say = |line: &str| {
         if !demo.json {
             println!("{line}");
         }
     };
-    say(&format!("importing {rows} flights as durable workflows into {}", store.display()));
+    let with = if nodes == 1 { String::new() } else { format!(", with {nodes} processes") };
+    say(&format!("importing {rows} flights as durable workflows into {}{with}", at.shown()));
     let begin = Instant::now();
-    let kills = drive(demo, &store, rows)?;
+    let kills = drive(demo, at, rows, nodes)?;
     let seconds = begin.elapsed().as_secs_f64();
     say("the importer is done; now the proof, from the store alone");
     let bar = bar(demo, u64::from(rows), "verifying");
-    let proof = proof::prove(&store, rows, |done| bar.set_position(done))?;
+    let proof = proof::prove(at, rows, |done| bar.set_position(done))?;
     bar.finish_and_clear();
-    let summary = proof::write_result(&store, &output)?;
+    let summary = proof::write_result(at, &output)?;
     let report = Report {
         rows: u64::from(rows),
         workflows: proof.workflows,
@@ -124,26 +145,27 @@ fn run_blocking(demo: &Demo) -> Result<(), Failure> {
         failed: proof.failed,
         lost: proof.lost,
         doubled: proof.doubled,
+        nodes,
         kills,
         redelivered: proof.redelivered,
         faults: proof.faults,
         seconds,
         steps_per_s: proof.steps as f64 / seconds,
-        store_bytes: fs::metadata(&store)?.len(),
-        store,
+        store_bytes: proof.bytes,
+        store: at.shown(),
         output,
     };
     if demo.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         println!("\n{summary}");
-        tell(&report, &proof);
+        tell(&report, &proof, at);
     }
     if proof.holds() { Ok(()) } else { Err("the proof does not hold; the store is kept for looking into".into()) }
 }
 
-fn tell(report: &Report, proof: &proof::Proof) {
-    let Report { rows, workflows, completed, failed, kills, redelivered, seconds, steps_per_s, .. } = report;
+fn tell(report: &Report, proof: &proof::Proof, at: &At) {
+    let Report { rows, workflows, completed, failed, kills, nodes, redelivered, seconds, steps_per_s, .. } = report;
     println!("proof, read from the logs in the store:");
     println!("  {rows} rows handed over, {workflows} workflows: {completed} completed, {failed} failed as not valid");
     println!(
@@ -154,15 +176,20 @@ fn tell(report: &Report, proof: &proof::Proof) {
         "  lost {}   doubled {}   verify: {} faults in {} events",
         report.lost, report.doubled, report.faults, proof.events
     );
-    println!("  killed {kills} times; {redelivered} steps were running then and were given back at once");
+    let whom = if *nodes == 1 { String::new() } else { format!(" of {nodes} processes") };
+    println!("  killed {kills} times{whom}; {redelivered} steps were running then and were given back at once");
     println!(
         "  {} steps in {seconds:.1} s ({steps_per_s:.0} a second, restarts included), store {:.1} MB",
         proof.steps,
         report.store_bytes as f64 / 1e6
     );
     println!("\nresult  {}", report.output.display());
-    println!("store   {}", report.store.display());
-    println!("        steadfast verify --store sqlite:{}", report.store.display());
+    println!("store   {}", report.store);
+    match at {
+        At::File(path) => println!("        steadfast verify --store sqlite:{}", path.display()),
+        // What was given may hold a password, and is not said again.
+        At::Postgres(_) => println!("        steadfast verify --store URL, with the URL given here"),
+    }
 }
 
 fn yes(holds: bool) -> &'static str {
@@ -170,23 +197,52 @@ fn yes(holds: bool) -> &'static str {
 }
 
 /// Where the store and the result go; refuses what is not empty.
-fn place(demo: &Demo) -> Result<(PathBuf, PathBuf), Failure> {
-    if let Some(url) = &demo.store {
-        let path = url.strip_prefix("sqlite:").ok_or("--store takes sqlite:PATH")?;
-        let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
-        if path.exists() {
-            return Err(format!("{} exists; the demo needs a fresh store, give another path", path.display()).into());
+fn place(demo: &Demo) -> Result<(At, PathBuf), Exit> {
+    let Some(url) = &demo.store else {
+        let folder = folder(demo)?;
+        return Ok((At::File(folder.join("flights.db")), folder.join("flights.csv")));
+    };
+    match At::read(url)? {
+        At::File(_) if demo.data.is_some() => {
+            Err(Exit::refused("invalid_request", "a file has its folder: give --data, or --store sqlite:PATH"))
         }
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder)?;
+        At::File(path) if !url.starts_with("sqlite:") => {
+            let message = format!("--store takes a URL; give sqlite:{} or postgres://..", path.display());
+            Err(Exit::refused("invalid_store", message))
         }
-        let output = path.with_extension("csv");
-        return Ok((path, output));
+        At::File(path) if path.exists() => Err(not_empty(format!("{} exists", path.display()))),
+        At::File(path) => {
+            if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                make(folder)?;
+            }
+            let output = path.with_extension("csv");
+            Ok((At::File(path), output))
+        }
+        at @ At::Postgres(_) => {
+            let workflows = Database::open(&at)?.workflows()?;
+            if workflows > 0 {
+                return Err(not_empty(format!("{} has {workflows} workflows", at.shown())));
+            }
+            Ok((at, folder(demo)?.join("flights.csv")))
+        }
     }
+}
+
+fn not_empty(what: String) -> Exit {
+    Exit::other(format!("{what}; the demo needs a fresh store, give another"))
+}
+
+fn make(folder: &Path) -> Result<(), Exit> {
+    fs::create_dir_all(folder).map_err(|error| Exit::other(format!("make {}: {error}", folder.display())))
+}
+
+/// The folder that was asked for, or a new one.
+fn folder(demo: &Demo) -> Result<PathBuf, Exit> {
     let folder = match &demo.data {
         Some(folder) => {
-            if folder.exists() && fs::read_dir(folder)?.next().is_some() {
-                return Err(format!("{} is not empty; give a new or empty folder", folder.display()).into());
+            if folder.exists() && fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+                let message = format!("{} is not empty; give a new or empty folder", folder.display());
+                return Err(Exit::other(message));
             }
             folder.clone()
         }
@@ -195,11 +251,12 @@ fn place(demo: &Demo) -> Result<(PathBuf, PathBuf), Failure> {
             let base = Path::new("steadfast-data");
             let name =
                 |n: u32| base.join(if n == 0 { format!("demo-{seconds}") } else { format!("demo-{seconds}-{n}") });
-            (0..).map(name).find(|folder| !folder.exists()).ok_or("no free folder name")?
+            let free = (0..).map(name).find(|folder| !folder.exists());
+            free.ok_or_else(|| Exit::other("no free folder name"))?
         }
     };
-    fs::create_dir_all(&folder)?;
-    Ok((folder.join("flights.db"), folder.join("flights.csv")))
+    make(&folder)?;
+    Ok(folder)
 }
 
 /// The importer as a child process. It does not outlive this value.
@@ -208,16 +265,9 @@ struct Importer {
 }
 
 impl Importer {
-    fn spawn(demo: &Demo, store: &Path, rows: u32, from: u32) -> Result<Self, Failure> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("demo-import").arg("--store").arg(store);
-        command.arg("--rows").arg(rows.to_string()).arg("--from").arg(from.to_string());
-        command.arg("--kills").arg(demo.kills.to_string());
-        if let Some(listen) = demo.listen {
-            command.arg("--listen").arg(listen.to_string());
-        }
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        Ok(Self { child })
+    fn kill(&mut self) -> Result<(), Failure> {
+        // SIGKILL: no handler runs, nothing is flushed, no lock is let go of by us.
+        Ok(self.child.kill()?)
     }
 }
 
@@ -229,42 +279,143 @@ impl Drop for Importer {
     }
 }
 
-/// Runs the importer to its end, killing it on the way; answers how often it was killed.
-fn drive(demo: &Demo, store: &Path, rows: u32) -> Result<u32, Failure> {
-    let mut moments = kill_moments(demo.kills, rows)?;
-    let bar = bar(demo, u64::from(rows), "importing");
-    let (mut acknowledged, mut kills, mut stalled) = (0, 0, 0);
-    loop {
-        let before = acknowledged;
-        let mut importer = Importer::spawn(demo, store, rows, acknowledged)?;
-        let output = importer.child.stdout.take().ok_or("the importer has no output")?;
-        let mut killed = false;
-        for line in BufReader::new(output).lines() {
-            // The last line of a killed process may be cut short; it is then not a progress line.
-            let Ok(line) = line else { break };
-            let Some(progress) = importer::Progress::read(&line) else { continue };
-            acknowledged = acknowledged.max(progress.acknowledged);
-            bar.set_position(u64::from(progress.finished));
-            if !killed && moments.last().is_some_and(|moment| progress.finished >= *moment) {
-                moments.pop();
-                // SIGKILL: no handler runs, nothing is flushed, no lock is let go of by us.
-                importer.child.kill()?;
-                killed = true;
-                kills += 1;
-                bar.set_message(format!("killed {kills}x"));
+/// The importers, and how far they are.
+struct Importing<'a> {
+    demo: &'a Demo,
+    at: &'a At,
+    rows: u32,
+    nodes: u32,
+    /// The process of each node, while there is one.
+    running: Vec<Mutex<Option<Importer>>>,
+    /// One of them cannot go on, and without its rows the others come to no end.
+    failed: AtomicBool,
+    kills: AtomicU32,
+    bar: ProgressBar,
+}
+
+/// Runs the import to its end, killing its processes on the way; answers how often.
+fn drive(demo: &Demo, at: &At, rows: u32, nodes: u32) -> Result<u32, Failure> {
+    // In turns, so that each is killed.
+    let mut moments = vec![Vec::new(); nodes as usize];
+    for (moment, node) in kill_moments(demo.kills, rows)?.into_iter().zip((0..moments.len()).cycle()) {
+        moments[node].push(moment);
+    }
+    let import = Importing {
+        demo,
+        at,
+        rows,
+        nodes,
+        running: moments.iter().map(|_| Mutex::default()).collect(),
+        failed: AtomicBool::new(false),
+        kills: AtomicU32::new(0),
+        bar: bar(demo, u64::from(rows), "importing"),
+    };
+    let ended = std::thread::scope(|scope| {
+        let drive = |(node, moments)| {
+            let import = &import;
+            scope.spawn(move || import.drive(node, moments).inspect_err(|_| import.fail()))
+        };
+        let threads: Vec<_> = (0..nodes).zip(moments).map(drive).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+    });
+    let ended: Result<Vec<()>, Failure> = ended;
+    ended?;
+    import.bar.finish_and_clear();
+    Ok(import.kills.load(Ordering::Relaxed))
+}
+
+impl Importing<'_> {
+    /// Runs one node until its process ends by itself, killing it when so many rows are finished, the latest moment
+    /// first.
+    fn drive(&self, node: u32, mut moments: Vec<u32>) -> Result<(), Failure> {
+        let (mut acknowledged, mut stalled) = (0, 0);
+        loop {
+            let before = acknowledged;
+            let output = self.spawn(node, acknowledged)?;
+            let mut killed = false;
+            for line in BufReader::new(output).lines() {
+                // The last line of a killed process may be cut short; it is then not a progress line.
+                let Ok(line) = line else { break };
+                let Some(progress) = importer::Progress::read(&line) else { continue };
+                acknowledged = acknowledged.max(progress.acknowledged);
+                self.bar.set_position(self.bar.position().max(u64::from(progress.finished)));
+                if !killed && moments.last().is_some_and(|moment| progress.finished >= *moment) {
+                    moments.pop();
+                    self.kill(node)?;
+                    killed = true;
+                    let kills = self.kills.fetch_add(1, Ordering::Relaxed) + 1;
+                    self.bar.set_message(format!("killed {kills}x"));
+                }
+            }
+            let status = self.wait(node)?;
+            if !killed && status.success() {
+                return Ok(());
+            }
+            if self.failed.load(Ordering::SeqCst) {
+                return Err("the other importer cannot go on".into());
+            }
+            if !killed {
+                // Not our doing: give it another chance as a supervisor would, but not for ever.
+                stalled = if acknowledged > before { 0 } else { stalled + 1 };
+                if stalled == 3 {
+                    return Err(format!("the importer ended by itself three times ({status})").into());
+                }
             }
         }
-        let status = importer.child.wait()?;
-        if !killed && status.success() {
-            bar.finish_and_clear();
-            return Ok(kills);
+    }
+
+    fn running(&self, node: u32) -> std::sync::MutexGuard<'_, Option<Importer>> {
+        self.running[node as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, node: u32, from: u32) -> Result<std::process::ChildStdout, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("demo-import").env("STEADFAST_STORE", self.at.url());
+        // That nodes die is what is shown here, and no news.
+        if std::env::var_os("STEADFAST_LOG").is_none() {
+            command.env("STEADFAST_LOG", "error");
         }
-        if !killed {
-            // Not our doing: give it another chance as a supervisor would, but not for ever.
-            stalled = if acknowledged > before { 0 } else { stalled + 1 };
-            if stalled == 3 {
-                return Err(format!("the importer ended by itself three times ({status})").into());
-            }
+        let numbers = [
+            ("--rows", self.rows),
+            ("--nodes", self.nodes),
+            ("--node", node),
+            ("--from", from),
+            ("--kills", self.demo.kills),
+        ];
+        for (name, number) in numbers {
+            command.arg(name).arg(number.to_string());
+        }
+        // One of them can have the address.
+        if let Some(listen) = self.demo.listen.filter(|_| node == 0) {
+            command.arg("--listen").arg(listen.to_string());
+        }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().ok_or("the importer has no output")?;
+        let mut running = self.running(node);
+        *running = Some(Importer { child });
+        // After it is there to be found: who fails after this look kills it.
+        if self.failed.load(Ordering::SeqCst) {
+            *running = None;
+        }
+        Ok(output)
+    }
+
+    fn kill(&self, node: u32) -> Result<(), Failure> {
+        self.running(node).as_mut().map_or(Ok(()), Importer::kill)
+    }
+
+    /// Waits for the end of a process whose output has ended.
+    fn wait(&self, node: u32) -> Result<ExitStatus, Failure> {
+        let importer = self.running(node).take();
+        Ok(importer.ok_or("the importer was ended")?.child.wait()?)
+    }
+
+    /// Ends all of them.
+    fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        for node in 0..self.nodes {
+            // Dropped, and with that ended.
+            drop(self.running(node).take());
         }
     }
 }

@@ -29,9 +29,21 @@ impl Server {
         Self::start(command, data)
     }
 
+    /// The same on the store of a URL.
+    pub fn dev_on(url: &str) -> Self {
+        let mut command = Command::new(binary());
+        command.args(["dev", "--store", url]);
+        Self::start_on(command)
+    }
+
     /// Starts a prepared command, `--data` and `--listen` added, and waits until it listens.
     pub fn start(mut command: Command, data: &Path) -> Self {
-        command.arg("--data").arg(data).args(["--listen", "127.0.0.1:0"]);
+        command.arg("--data").arg(data);
+        Self::start_on(command)
+    }
+
+    fn start_on(mut command: Command) -> Self {
+        command.args(["--listen", "127.0.0.1:0"]);
         let mut child = command
             .env_remove("STEADFAST_LOG")
             .stdin(Stdio::null())

@@ -27,6 +27,11 @@ const OLDEST: i32 = 1;
 const TRIES: u32 = 30;
 const REST: Duration = Duration::from_millis(500);
 
+/// Makes the schema where it is not there. `if not exists` would ask for the right to make one all the same, which who
+/// was given a schema need not have.
+const CREATE_SCHEMA: &str =
+    "do $$ begin if to_regnamespace('{schema}') is null then create schema {schema}; end if; end $$";
+
 /// The version of the schema that this release knows.
 pub(super) fn known() -> i32 {
     i32::try_from(MIGRATIONS.len()).expect("there are few migrations")
@@ -115,8 +120,8 @@ async fn one(
     // Whoever is first does it; the others find it done.
     let lock = format!(
         "begin; set local lock_timeout = '60s'; select pg_advisory_xact_lock(hashtextextended('steadfast migrations', 0)); \
-         set local lock_timeout = '2s'; create schema if not exists {0}",
-        place.schema
+         set local lock_timeout = '2s'; {}",
+        place.text(CREATE_SCHEMA)
     );
     client.batch_execute(&lock).await?;
     let version = if number == 1 {
@@ -129,16 +134,34 @@ async fn one(
     if version < number {
         let migration = usize::try_from(number - 1).ok().and_then(|n| MIGRATIONS.get(n)).expect("it is one of ours");
         client.batch_execute(&place.text(migration)).await?;
-        let noted = if number == 1 {
-            place.text(&format!(
-                "insert into {{schema}}.store (version, oldest, epoch, boot, system, timeline, copied, fingerprint_key,
-                     created_at) values (1, {OLDEST}, 1, 0, '', 0, false, '\\x{}', {now})",
-                secret.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-            ))
-        } else {
-            place.text(&format!("update {{schema}}.store set version = {number}, oldest = {OLDEST}"))
-        };
-        client.batch_execute(&noted).await?;
+        client.batch_execute(&noted(place, number, secret, now)).await?;
     }
     client.batch_execute("commit").await
+}
+
+/// What notes that a migration was carried out; with the first one comes the store's row.
+fn noted(place: &Place, number: i32, secret: FingerprintKey, now: i64) -> String {
+    if number > 1 {
+        return place.text(&format!("update {{schema}}.store set version = {number}, oldest = {OLDEST}"));
+    }
+    place.text(&format!(
+        "insert into {{schema}}.store (version, oldest, epoch, boot, system, timeline, copied, fingerprint_key,
+             created_at) values (1, {OLDEST}, 1, 0, '', 0, false, '\\x{}', {now})",
+        secret.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    ))
+}
+
+/// Makes an empty store in the transaction that is open.
+pub(super) async fn make(
+    session: &Session,
+    place: &Place,
+    secret: FingerprintKey,
+    now: i64,
+) -> Result<(), tokio_postgres::Error> {
+    session.client.batch_execute(&place.text(CREATE_SCHEMA)).await?;
+    for (number, migration) in (1..).zip(MIGRATIONS) {
+        session.client.batch_execute(&place.text(migration)).await?;
+        session.client.batch_execute(&noted(place, number, secret, now)).await?;
+    }
+    Ok(())
 }

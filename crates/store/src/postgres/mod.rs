@@ -9,6 +9,7 @@
 
 mod board;
 mod clock;
+mod copy;
 mod hints;
 pub mod limit;
 mod migrate;
@@ -16,6 +17,7 @@ mod place;
 mod reader;
 mod rows;
 mod session;
+mod shell;
 mod statements;
 mod writer;
 
@@ -26,9 +28,11 @@ use std::time::{Duration, Instant};
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::sweep::Boots;
 
+pub use self::copy::{Copied, CopyError, Progress, copy};
 pub use self::place::{Place, is_postgres};
 pub use self::reader::PostgresReader;
 pub(crate) use self::session::told;
+pub use self::shell::Shell;
 
 use self::board::Berth;
 use self::clock::ServerClock;

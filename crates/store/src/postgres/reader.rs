@@ -30,6 +30,10 @@ use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, 
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: i64 = 10_000;
+/// What a transaction is set to that looks at everything.
+pub(super) const AT_LENGTH: &str = "set local statement_timeout = 0; set local plan_cache_mode = auto;
+    set local enable_seqscan = on; set local enable_hashjoin = on; set local enable_mergejoin = on;
+    set local enable_sort = on; set local enable_incremental_sort = on; set local jit = off";
 /// Heads that are verified together.
 const VERIFY_PAGE: i64 = 500;
 
@@ -324,11 +328,13 @@ impl PostgresReader {
     pub fn open(url: &str) -> Result<Self, StoreError> {
         let place = Place::parse(url)?;
         let background = Arc::new(Background::start(&place)?);
-        let reader = Self::new(place.clone(), Arc::default(), background);
-        reader.look(move |session| {
-            let place = place.clone();
-            Box::pin(async move {
-                let has = super::migrate::version(session, &place).await?;
+        let pooled = Arc::new(Pooled::default());
+        background.wait({
+            let (place, pooled) = (place.clone(), pooled.clone());
+            async move {
+                // Without the statements of looks, which name tables that may not be there.
+                let session = Session::connect(&place, &pooled, &[], Purpose::Look).await?;
+                let has = super::migrate::version(&session, &place).await?;
                 if has < super::migrate::known() {
                     let problem = if has == 0 {
                         "there is no store; run serve or migrate with this URL to make one".to_owned()
@@ -338,9 +344,9 @@ impl PostgresReader {
                     return Err(StoreError::Foreign { path: place.to_string().into(), problem });
                 }
                 Ok(())
-            })
+            }
         })?;
-        Ok(reader)
+        Ok(Self::new(place, pooled, background))
     }
 
     /// Runs a look, once more when its connection was gone.
@@ -564,15 +570,20 @@ async fn verify(
     progress: &std::sync::mpsc::Sender<u64>,
 ) -> Result<Verified, StoreError> {
     let doing = "verify the store";
-    session
-        .client
-        .batch_execute(
-            "begin isolation level repeatable read read only; set local statement_timeout = 0;
-             set local plan_cache_mode = auto; set local enable_seqscan = on; set local enable_hashjoin = on;
-             set local enable_mergejoin = on; set local enable_sort = on; set local jit = off",
-        )
-        .await
-        .map_err(postgres(doing))?;
+    let begin = format!("begin isolation level repeatable read read only; {AT_LENGTH}");
+    session.client.batch_execute(&begin).await.map_err(postgres(doing))?;
+    let verified = examine(session, place, progress).await?;
+    session.client.batch_execute("commit").await.map_err(postgres(doing))?;
+    Ok(verified)
+}
+
+/// Re-derives everything, in the transaction that is open.
+pub(super) async fn examine(
+    session: &Session,
+    place: &Place,
+    progress: &std::sync::mpsc::Sender<u64>,
+) -> Result<Verified, StoreError> {
+    let doing = "verify the store";
     let mut verified = Verified::default();
     let mut number = i64::MIN;
     loop {
@@ -676,7 +687,6 @@ async fn verify(
             verified.fault(of_the_whole(code, format!("workflow number {}", row.get::<_, i64>(0))));
         }
     }
-    session.client.batch_execute("commit").await.map_err(postgres(doing))?;
     Ok(verified)
 }
 

@@ -61,7 +61,7 @@ pub(super) fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
 }
 
 /// How many migrations the connected file has.
-fn stand(connection: &Connection, path: &Path) -> Result<usize, StoreError> {
+pub(super) fn stand(connection: &Connection, path: &Path) -> Result<usize, StoreError> {
     let number = |text: &str| {
         connection
             .query_row(text, [], |row| row.get::<_, i64>(0))

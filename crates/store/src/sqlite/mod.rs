@@ -11,6 +11,7 @@
 
 mod backup;
 mod durable;
+mod held;
 pub mod limit;
 mod migrate;
 mod reader;
@@ -30,6 +31,7 @@ use rusqlite::{Connection, OpenFlags};
 use steadfast_core::fingerprint::FingerprintKey;
 
 pub use backup::backup;
+pub(crate) use held::Held;
 pub use reader::{SqliteReader, look_statements};
 #[doc(hidden)]
 pub use writer::hot_statements;
@@ -199,6 +201,47 @@ fn resolved(path: &Path) -> Result<PathBuf, StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(failed)?;
     Ok(folder.canonicalize().map_err(failed)?.join(name))
+}
+
+/// Brings the store at `path` to this release's schema, as opening it does. Answers the version it had and the one it
+/// has.
+///
+/// # Errors
+/// [`StoreError`] when there is none, when another process owns it, or as for opening it.
+pub fn migrate(path: &Path) -> Result<(usize, usize), StoreError> {
+    let (path, _lock, mut connection) = own_existing(path)?;
+    let had = migrate::stand(&connection, &path)?;
+    // Of a file that has a version this secret is not used.
+    let secret =
+        random_key().map_err(|source| StoreError::File { doing: "draw a secret for", path: path.clone(), source })?;
+    migrate::migrate(&mut connection, &path, secret, SystemClock::new().now())?;
+    Ok((had, migrate::MIGRATIONS.len()))
+}
+
+/// Says that the store at `path` is a restored copy: whoever opens it next raises its epoch. What [`backup`] has made
+/// says so by itself, and a file in another place shows; one that was written over the original does not.
+///
+/// # Errors
+/// As [`migrate`].
+pub fn mark_restored(path: &Path) -> Result<(), StoreError> {
+    let (_, _lock, connection) = own_existing(path)?;
+    connection
+        .execute("update store set copy = 1", [])
+        .map(drop)
+        .map_err(|source| StoreError::Sqlite { doing: "mark the store as restored", source })
+}
+
+/// Takes ownership of a store that is there, without beginning a boot.
+fn own_existing(path: &Path) -> Result<(PathBuf, File, Connection), StoreError> {
+    if !path.is_file() {
+        let problem = "there is no such file; give the path of a store, serve makes one".to_owned();
+        return Err(StoreError::Foreign { path: path.to_path_buf(), problem });
+    }
+    let path = resolved(path)?;
+    migrate::refuse_foreign(&path)?;
+    let lock = own(&path)?;
+    let connection = connect(&path)?;
+    Ok((path, lock, connection))
 }
 
 fn random_key() -> Result<FingerprintKey, std::io::Error> {

@@ -260,7 +260,7 @@ impl Drop for Returned<'_> {
     }
 }
 
-fn open_for_reading(path: &Path) -> Result<Connection, StoreError> {
+pub(super) fn open_for_reading(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(sqlite("open the store for reading"))?;
     super::configure(&connection)?;

@@ -83,6 +83,29 @@ impl Harness for Postgres {
     }
 }
 
+/// Stores in a file until they are restored, and from then on in a PostgreSQL database that the file was copied to.
+#[derive(Default)]
+pub struct Grown {
+    file: Sqlite,
+    grown: Option<Postgres>,
+}
+
+impl Harness for Grown {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        match (&mut self.grown, restored) {
+            (None, false) => self.file.open(clock, false),
+            (Some(grown), restored) => grown.open(clock, restored),
+            (None, true) => {
+                let mut grown = Postgres::default();
+                postgres::copy(&self.file.path(), &grown.url, &mut |_| {}).expect("the store is copied");
+                let store = grown.open(clock, false);
+                self.grown = Some(grown);
+                store
+            }
+        }
+    }
+}
+
 /// Stores in the file at a given path, for tests that look at the file.
 pub struct At(pub PathBuf);
 
