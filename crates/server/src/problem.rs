@@ -83,6 +83,7 @@ pub const TABLE: &[Row] = &[
     row("shut_down", 503, Class::RefusedRetryable, "The engine is shut down"),
     row("store_unavailable", 503, Class::RefusedRetryable, "The store cannot serve now"),
     row("store_recovering", 503, Class::RefusedRetryable, "The store is recovering"),
+    row("store_busy", 503, Class::RefusedRetryable, "Other nodes were faster, again and again"),
     row("store_owned", 503, Class::RefusedRetryable, "Another process owns the store"),
     row("store_foreign", 503, Class::RefusedFinal, "The file is no store of this release"),
     row("store_corrupt", 503, Class::RefusedFinal, "A stored row is corrupt"),
