@@ -202,7 +202,10 @@ pub(crate) fn grant(
     let head = snapshot.head(key)?.expect("the caller has looked");
     let visit = head.visit().expect("a ready head has a visit").clone();
     let token = Token::derive(&terms.seed, key, head.seq + 1);
-    let at = moment.now.max(head.updated_at);
+    // Another node may have ended its sleep by a clock that is ahead of ours, or while this command waited: a step still
+    // never starts before its time.
+    let ready_since = if let State::Ready { since, .. } = head.state { since } else { head.updated_at };
+    let at = moment.now.max(head.updated_at).max(ready_since);
     let lease_until = at.saturating_add_unsigned(terms.lease_ms);
     let step_deadline = at.saturating_add_unsigned(head.options.step_timeout_ms);
     let claim = Claim {
@@ -225,7 +228,7 @@ pub(crate) fn grant(
         epoch: moment.epoch,
         token_digest: token.digest(),
     };
-    snapshot.append(key, event, Some(claim), moment.now)?;
+    snapshot.append(key, event, Some(claim), at)?;
     let head = snapshot.head(key)?.expect("it was there a line ago");
     Ok(granted_of(head).expect("it was claimed a line ago"))
 }

@@ -172,6 +172,23 @@ fn change(snapshot: &Snapshot) -> HeadChange {
     change
 }
 
+/// Two nodes whose clocks differ, or one whose command has waited: the sleep was ended at its time, and the claim was
+/// told an earlier one.
+#[test]
+fn a_claim_told_an_earlier_time_starts_no_step_before_its_sleep_is_over() {
+    let step = Continuation::Step { step: Step::trusted("next"), when: When::After(5_000) };
+    let mut snapshot = stored(&[start(), claim(), complete(1, step)], &NOW);
+    let mut again = claim();
+    if let Command::Claim(request) = &mut again {
+        request.id = None;
+    }
+    for (command, now) in [(sweep(), NOW.now + 5_000), (again, NOW.now + 4_990)] {
+        decide(&mut snapshot, &command, &Moment { now, ..NOW }).expect("it has what it needs");
+    }
+    let times: Vec<(&str, i64)> = snapshot.appended().iter().map(|new| (new.event.kind(), new.at)).collect();
+    assert_eq!(times, [("step_started", NOW.now + 5_000)]);
+}
+
 #[test]
 fn a_head_is_moved_only_when_its_place_or_status_changes() {
     let step = |when| Continuation::Step { step: Step::trusted("next"), when };
