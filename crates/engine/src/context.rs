@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,6 +19,9 @@ use tokio::sync::{Semaphore, watch};
 use crate::definition::Failure;
 use crate::engine::look_beside;
 use crate::error::Error;
+
+/// Between two looks at a store that is away.
+const OUTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Values this worker has read or written while it holds the workflow: nobody else can change them meanwhile.
 pub(crate) type Seen = BTreeMap<Key, Option<Json>>;
@@ -148,10 +152,17 @@ impl Ctx {
         }
         let name = Key::parse_as("key", key, &self.inner.limits).map_err(|invalid| Failure::of_invalid(&invalid))?;
         let (workflow, wanted) = (self.inner.granted.held.key.clone(), name.clone());
-        let look = move |reader: &dyn Reader| reader.variable(&workflow, &wanted);
-        let found = look_beside(&self.inner.looks, &self.inner.reader, look)
-            .await
-            .map_err(|error| Failure::retryable(error.code(), error.to_string()))?;
+        let found = loop {
+            let (workflow, wanted) = (workflow.clone(), wanted.clone());
+            let look = move |reader: &dyn Reader| reader.variable(&workflow, &wanted);
+            match look_beside(&self.inner.looks, &self.inner.reader, look).await {
+                Ok(found) => break found,
+                // The store is away, which is no fault of this attempt: it waits, as its commit would. The time of the
+                // step bounds that, and the loss of the claim.
+                Err(error) if error.is_outage() => tokio::time::sleep(OUTAGE_PAUSE).await,
+                Err(error) => return Err(Failure::retryable(error.code(), error.to_string())),
+            }
+        };
         // Written after our claim: the claim is gone, and what is there now is not ours to see.
         if found.as_ref().is_some_and(|variable| variable.seq > self.inner.granted.held.seq) {
             return Err(Failure::retryable("lost", "this attempt has lost its claim"));

@@ -92,6 +92,14 @@ impl Error {
     }
 }
 
+impl Error {
+    /// True when the store cannot be reached now, and the same may work later.
+    pub(crate) fn is_outage(&self) -> bool {
+        let Self::Store(error) = self else { return false };
+        matches!(**error, StoreError::Recovering | StoreError::NoServer { .. } | StoreError::Postgres { .. })
+    }
+}
+
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))

@@ -148,6 +148,33 @@ async fn a_restart_of_the_database_is_survived() {
     engine.shutdown(STUCK).await;
 }
 
+/// A step that wants to read while the database is away waits for it: that is no failed attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_costs_a_step_that_reads_no_attempt() {
+    let cluster = Cluster::start(&[]);
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let (go, may_go) = tokio::sync::watch::channel(false);
+    let handler = move |ctx: Ctx| {
+        let (begun, mut may_go) = (begun.clone(), may_go.clone());
+        async move {
+            begun.send(()).unwrap();
+            may_go.wait_for(|go| *go).await.unwrap();
+            Ok(done(ctx.get::<u32>("absent").await?.unwrap_or(ctx.attempt())))
+        }
+    };
+    let engine = Engine::open(&cluster.url("")).unwrap().register("reads", handler).run().unwrap();
+    let never = steadfast::RetryPolicy::never();
+    let handle = within(engine.start_request(Request::new("reads").id("w").retry(never))).await;
+    handle.unwrap();
+    within(begins.recv()).await.unwrap();
+    cluster.stop(Mode::Immediate);
+    go.send_replace(true);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.start_again();
+    assert_eq!(within(engine.handle("w").result::<u32>()).await.unwrap(), 1, "in its first attempt");
+    engine.shutdown(STUCK).await;
+}
+
 /// The answer to a commit is lost, or the commit itself: the callers hear what became of it, and not that nobody knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_whose_answer_is_cut_off_is_resolved() {
