@@ -106,7 +106,7 @@ pub(super) static WRITER: [Text; 20] = [
     Text {
         text: "select pg_current_xact_id()::text, (extract(epoch from clock_timestamp()) * 1000)::bigint,
                       (select s.epoch from {schema}.store s),
-                      array(select nextval('{schema}.workflow_numbers') from generate_series(1, $1))",
+                      array(select nextval('{schema}.workflow_numbers') from generate_series(1, $1)), pg_backend_pid()",
         types: &[Type::INT4],
     },
     Text { text: "select namespace, name from {schema}.namespaces", types: &[] },

@@ -9,6 +9,9 @@
 //! # A commit without an answer
 //! Each batch notes the number of its transaction while it loads. When the connection is lost before the answer to the
 //! commit, that number tells what became of it, on the same timeline of the same cluster; elsewhere nobody can tell.
+//! A server that has crashed gives the number of a transaction without a trace to another one, so a commit counts only
+//! when a row of the batch is there under that number. And a commit that waits for a standby is left to wait: it
+//! counts when a later one has been answered.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -64,13 +67,27 @@ pub(super) struct PostgresWriter {
 struct Open {
     /// The transaction's number.
     xid: u64,
+    /// The server's process that carries it.
+    pid: i32,
     /// Numbers for workflows that this batch admits.
     numbers: Vec<i64>,
+    /// Where the batch is to be looked for.
+    trace: Option<Trace>,
+}
+
+/// A row that a batch writes and nobody else can have written under the same number of a transaction.
+#[derive(Debug, Clone)]
+enum Trace {
+    /// A receipt, by namespace and id. The number of its workflow may be given out again after a crash, as that of its
+    /// transaction may.
+    Receipt(i32, String),
+    /// An event of a workflow that was there before.
+    Event(i64, i64),
 }
 
 #[derive(Debug, Clone)]
 struct Lost {
-    xid: u64,
+    open: Open,
     server: Server,
 }
 
@@ -469,7 +486,7 @@ impl PostgresWriter {
         self.shared.read_clock(row.get(1));
         let epoch: i64 = row.get::<_, Option<i64>>(2).ok_or_else(|| corrupt("there is none"))?;
         self.epoch = epoch.unsigned_abs();
-        self.open = Some(Open { xid, numbers: row.get(3) });
+        self.open = Some(Open { xid, pid: row.get(4), numbers: row.get(3), trace: None });
         Ok(())
     }
 
@@ -558,6 +575,10 @@ impl PostgresWriter {
                 entering.push(at, head.name.as_str(), visit.step.as_str(), rank);
             }
         }
+        let trace = match (receipts.namespaces.first(), receipts.ids.first()) {
+            (Some(namespace), Some(id)) => Some(Trace::Receipt(*namespace, (*id).to_owned())),
+            _ => events.numbers.first().zip(events.seqs.first()).map(|(number, seq)| Trace::Event(*number, *seq)),
+        };
         let variables = Variables::new(snapshot, place)?;
         let calls = Calls::new(snapshot, |namespace| self.namespace(namespace));
 
@@ -588,6 +609,9 @@ impl PostgresWriter {
             sent.push((W::InsertCalls, calls.args()));
         }
         let exchanged = self.exchange(&sent, false, true);
+        if let Some(open) = &mut self.open {
+            open.trace = trace;
+        }
         Ok(exchanged.map(|_| admitted))
     }
 
@@ -597,19 +621,53 @@ impl PostgresWriter {
         if lost.server.system != session.server.system || lost.server.timeline != session.server.timeline {
             return Ok(Fate::Unknown);
         }
-        let xid = lost.xid.to_string();
-        let asked = self.runtime().block_on(async {
-            let args: [(&(dyn ToSql + Sync), Type); 1] = [(&xid, Type::TEXT)];
-            let ask = session.client.query_typed(
-                "select pg_xact_status($1::text::xid8), pg_terminate_backend(a.pid)
-                 from (values (1)) one left join pg_stat_activity a
-                     on a.backend_xid = $1::text::xid8::xid and a.pid <> pg_backend_pid()",
-                &args,
-            );
-            tokio::time::timeout(Duration::from_secs(5), ask).await
-        });
-        let rows = match asked {
-            Ok(Ok(rows)) => rows,
+        let xid = lost.open.xid.to_string();
+        let (namespace, id, number, seq) = match &lost.open.trace {
+            Some(Trace::Receipt(namespace, id)) => (Some(*namespace), Some(id.as_str()), None, None),
+            Some(Trace::Event(number, seq)) => (None, None, Some(*number), Some(*seq)),
+            None => (None, None, None, None),
+        };
+        let work = async {
+            let args: [(&(dyn ToSql + Sync), Type); 6] = [
+                (&xid, Type::TEXT),
+                (&lost.open.pid, Type::INT4),
+                (&number, Type::INT8),
+                (&seq, Type::INT8),
+                (&namespace, Type::INT4),
+                (&id, Type::TEXT),
+            ];
+            let rows = session
+                .client
+                .query_typed(
+                    &self.shared.place.text(
+                        "select pg_xact_status($1::text::xid8),
+                             (select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = $2
+                                  and a.backend_xid = $1::text::xid8::xid and a.wait_event is distinct from 'SyncRep'),
+                             exists (select from {schema}.events e
+                                  where e.workflow = $3 and e.seq = $4 and e.xmin = $1::text::xid8::xid)
+                             or exists (select from {schema}.admissions a
+                                  where a.namespace = $5 and a.id = $6 and a.xmin = $1::text::xid8::xid)",
+                    ),
+                    &args,
+                )
+                .await?;
+            let (status, traced) =
+                rows.first().map_or((None, false), |row| (row.get::<_, Option<String>>(0), row.get(2)));
+            if status.as_deref() == Some("committed") && traced {
+                // What it has waited for, a later commit waits for too.
+                session
+                    .client
+                    .query_typed(
+                        &self.shared.place.text("update {schema}.nodes set label = label where boot = $1"),
+                        &[(&signed(self.shared.identity.boot), Type::INT8)],
+                    )
+                    .await?;
+            }
+            Ok::<_, Error>((status, traced))
+        };
+        let asked = self.runtime().block_on(async { tokio::time::timeout(Duration::from_secs(5), work).await });
+        let (status, traced) = match asked {
+            Ok(Ok(answer)) => answer,
             Ok(Err(error)) if kind(&error) == Kind::Refused => {
                 tracing::warn!(why = told(&error), "the fate of a transaction cannot be asked for here");
                 return Ok(Fate::Unknown);
@@ -617,15 +675,17 @@ impl PostgresWriter {
             Ok(Err(error)) => return Err(self.lose(&told(&error))),
             Err(_) => return Err(self.lose("no answer for 5 s")),
         };
-        match rows.first().and_then(|row| row.get::<_, Option<&str>>(0)) {
-            Some("committed") => Ok(Fate::Committed),
-            Some("aborted") => Ok(Fate::NotCommitted),
-            // Its backend was told to end just now.
-            Some(_) => {
+        match (status.as_deref(), &lost.open.trace) {
+            (Some("committed"), Some(_)) if traced => Ok(Fate::Committed),
+            // The number was given to another one after a crash: ours has left no trace.
+            (Some("committed"), Some(_)) | (Some("aborted"), _) => Ok(Fate::NotCommitted),
+            // A batch without an event has changed leases and sleeps alone; whoever sent it looks again anyway.
+            (Some("committed"), None) | (None, _) => Ok(Fate::Unknown),
+            // Its backend was told to end just now, or waits for a standby.
+            (Some(_), _) => {
                 std::thread::sleep(UNDER_WAY);
                 Err(StoreError::Recovering)
             }
-            None => Ok(Fate::Unknown),
         }
     }
 }
@@ -706,7 +766,7 @@ impl Writer for PostgresWriter {
                     return Saved::NotCommitted(self.failed("save a batch", failed));
                 }
                 let server = self.session.as_ref().map(|session| session.server.clone());
-                self.lost = server.map(|server| Lost { xid: open.xid, server });
+                self.lost = self.open.clone().zip(server).map(|(open, server)| Lost { open, server });
                 Saved::Unknown(self.failed("save a batch", failed))
             }
         }

@@ -1,0 +1,105 @@
+//! What became of a commit whose answer was lost, when the server crashed or its standby lags behind.
+
+mod harness;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use harness::SECRET;
+use steadfast_core::admission::Asked;
+use steadfast_core::command::{Command, Moment, decide};
+use steadfast_core::event::Writes;
+use steadfast_core::json::Json;
+use steadfast_core::limits::Limits;
+use steadfast_core::options::StartOptions;
+use steadfast_core::snapshot::{Snapshot, Wants};
+use steadfast_core::text::{Name, Namespace, WorkflowId, WorkflowKey};
+use steadfast_pgtest::{Cluster, Mode, Proxy};
+use steadfast_store::clock::ManualClock;
+use steadfast_store::conformance::{Applied, DAY_ONE, apply};
+use steadfast_store::postgres::PostgresStore;
+use steadfast_store::{Fate, Saved, Store, Writer};
+
+const MOMENT: Moment = Moment { now: DAY_ONE, epoch: 1 };
+
+fn open(url: &str) -> PostgresStore {
+    PostgresStore::open_with(url, Arc::new(ManualClock::new(DAY_ONE)), || Ok(SECRET)).expect("the store opens")
+}
+
+fn start(id: &str) -> Command {
+    let asked = Asked {
+        key: WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(id) },
+        name: Name::trusted("a"),
+        input: Json::null(),
+        writes: Writes::default(),
+        options: StartOptions::default(),
+    };
+    Command::Start(Box::new(asked.check(&Default::default(), &SECRET, &Limits::default()).expect("it is well formed")))
+}
+
+/// Loads and decides; the transaction is open, and has written nothing.
+fn decided(writer: &mut dyn Writer, command: &Command) -> Snapshot {
+    let (mut wants, mut snapshot) = (Wants::default(), Snapshot::new());
+    command.wants(&MOMENT, &mut wants);
+    writer.load(&wants, &mut snapshot).expect("it loads");
+    decide(&mut snapshot, command, &MOMENT).expect("it decides");
+    snapshot
+}
+
+/// A server that has crashed numbers its transactions from the last one that left a trace in its log: the number of one
+/// that was about to save is given to another.
+#[test]
+fn a_transaction_lost_in_a_crash_is_not_taken_for_another_with_its_number() {
+    let cluster = Cluster::start(&[]);
+    let store = open(&cluster.url("committers=2"));
+    let (mut one, mut other) = (store.writer().expect("a writer"), store.writer().expect("another writer"));
+    let snapshot = decided(one.as_mut(), &start("lost"));
+    cluster.stop(Mode::Immediate);
+    cluster.start_again();
+    // It learns of the crash by the first of these.
+    let committed = (0..6)
+        .filter(|n| match apply(other.as_mut(), &MOMENT, &[start(&format!("other-{n}"))]) {
+            Applied::Committed(_) => true,
+            _ => other.recover().is_err(),
+        })
+        .count();
+    assert!(committed >= 3, "others have numbers too: {committed}");
+    assert!(matches!(one.save(&snapshot), Saved::Unknown(_) | Saved::NotCommitted(_)), "its connection is gone");
+    let fate = one.recover().expect("the server is back");
+    let there = cluster.sql("select count(*) from steadfast.admissions where id = 'lost'");
+    assert_eq!((fate, there.as_str()), (Fate::NotCommitted, "0"));
+}
+
+/// A backend that waits for its standby and is told to end has committed here, and nowhere else.
+#[test]
+fn a_commit_that_no_standby_has_is_not_told_as_committed() {
+    let primary = Cluster::start(&[]);
+    let standby = primary.standby(true);
+    let proxy = Proxy::start(primary.port());
+    let store = open(&proxy.url(""));
+    let mut writer = store.writer().expect("a writer");
+    let snapshot = decided(writer.as_mut(), &start("w1"));
+    standby.pause();
+    std::thread::scope(|scope| {
+        let proxy = &proxy;
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(500));
+            proxy.sever();
+        });
+        assert!(matches!(writer.save(&snapshot), Saved::Unknown(_)), "its answer is lost");
+    });
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        let fate = writer.recover();
+        assert!(!matches!(fate, Ok(Fate::Committed)), "the standby does not have it");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    standby.resume();
+    let fate = loop {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it recovers with the standby");
+        if let Ok(fate) = writer.recover() {
+            break fate;
+        }
+    };
+    assert_eq!(fate, Fate::Committed);
+}
