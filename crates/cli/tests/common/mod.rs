@@ -42,22 +42,34 @@ impl Server {
         Self::start_on(command)
     }
 
-    fn start_on(mut command: Command) -> Self {
-        command.args(["--listen", "127.0.0.1:0"]);
+    fn start_on(command: Command) -> Self {
+        Self::try_start(command, Stdio::null()).unwrap_or_else(|said| panic!("it said {said:?}"))
+    }
+
+    /// Starts a prepared command, `--listen` added, and waits until it listens; its log goes to `log`. What it said
+    /// instead when it ended without listening.
+    pub fn try_start(mut command: Command, log: Stdio) -> Result<Self, String> {
         let mut child = command
+            .args(["--listen", "127.0.0.1:0"])
             .env_remove("STEADFAST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("the binary starts");
         let mut output = BufReader::new(child.stdout.take().expect("its output is piped"));
+        let mut server = Self { child, url: String::new() };
         let mut line = String::new();
         output.read_line(&mut line).expect("it says where it listens");
-        let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("it said {line:?}")).trim().to_owned();
+        server.url = line.strip_prefix("listening on ").ok_or_else(|| line.clone())?.trim().to_owned();
         // The rest of what it says is read and dropped, so that it never waits for us.
         std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
-        Self { child, url }
+        Ok(server)
+    }
+
+    /// Whether the process runs.
+    pub fn lives(&mut self) -> bool {
+        self.child.try_wait().expect("it can be waited for").is_none()
     }
 
     pub fn pid(&self) -> i32 {

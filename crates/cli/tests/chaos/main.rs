@@ -1,0 +1,172 @@
+//! Chaos: real nodes on a real PostgreSQL, under load, while everything around them fails.
+//!
+//! Three processes of the real binary share one store. Callers ask for everything there is, over HTTP, and repeat what
+//! was not answered. Meanwhile nodes are killed, the database is killed, restarted, frozen, locked, failed over, cut
+//! off. Afterwards nothing that was acknowledged is lost, nothing that was refused is there, nothing is there twice, and
+//! nothing is stuck.
+//!
+//! ```text
+//! nodes   processes of the real binary      caller  a client that repeats     jobs    what is asked for
+//! site    the database and its faults       ledger  what callers know         found   what is in the store
+//! scene   load, faults, verdict             faults  faults, and plans by seed judge   ledger against store
+//! ```
+//!
+//! `STEADFAST_CHAOS_SEED` repeats a plan, `STEADFAST_CHAOS_SECONDS` lengthens the mixed scenario.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod caller;
+mod chance;
+mod faults;
+mod found;
+mod jobs;
+mod judge;
+mod ledger;
+mod nodes;
+mod scene;
+mod site;
+
+use std::time::{Duration, Instant};
+
+use steadfast_pgtest::Bouncer;
+
+use faults::{Fault, plan};
+use scene::Scene;
+use site::Site;
+
+/// The seed asked for, or a random one.
+fn seed() -> u64 {
+    let asked = std::env::var("STEADFAST_CHAOS_SEED").ok();
+    asked.map(|text| text.parse().expect("STEADFAST_CHAOS_SEED is a number")).unwrap_or_else(|| {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).expect("the system has random numbers");
+        u64::from_be_bytes(bytes) % 1_000_000_000
+    })
+}
+
+/// Inflicts faults one after the other on nodes that reach the database by this URL.
+fn scenario(name: &'static str, site: Site, url: String, faults: impl IntoIterator<Item = Fault>) {
+    let mut site = site;
+    let mut scene = Scene::begin(name, &url, seed());
+    for fault in faults {
+        scene.harm(fault.to_string(), |nodes| site.inflict(fault, nodes));
+        // Long enough for the rate to be measured.
+        scene.rest(1_200..1_700);
+    }
+    scene.end(&site, &[site.url(), url]);
+}
+
+#[test]
+fn nodes_are_killed() {
+    let site = Site::make();
+    let url = site.url();
+    let kills = (0..7).map(|n| Fault::KillNode { node: n % 3, down_ms: [10, 600, 1_200][n / 3 % 3] });
+    scenario("nodes killed", site, url, kills);
+}
+
+#[test]
+fn the_database_is_restarted_at_once() {
+    let site = Site::make();
+    let url = site.url();
+    let faults = [Fault::Restart, Fault::KillServer { down_ms: 1_500 }, Fault::Restart];
+    scenario("database restarted", site, url, faults);
+}
+
+#[test]
+fn connections_are_terminated() {
+    let site = Site::make();
+    let url = site.url();
+    scenario("connections terminated", site, url, [Fault::Terminate { times: 16 }]);
+}
+
+#[test]
+fn a_standby_takes_over() {
+    let mut site = Site::with_standby();
+    let url = site.url_of_both();
+    let mut scene = Scene::begin("failover", &url, seed());
+    let before = found::epoch(&site.url());
+    scene.harm("failover", |_| site.fail_over_for_good());
+    scene.rest(1_000..2_000);
+    scene.harm("a node killed after it", |nodes| site.inflict(Fault::KillNode { node: 0, down_ms: 100 }, nodes));
+    let after = found::epoch(&site.url());
+    scene.end(&site, &[site.url(), url]);
+    assert_eq!(after, before + 1, "the epoch is raised once");
+}
+
+#[test]
+fn commits_are_cut_off() {
+    let site = Site::make();
+    let url = site.proxy.url("");
+    let faults = (0..6).map(|n| if n % 2 == 0 { Fault::CutBefore { cuts: 10 } } else { Fault::CutAfter { cuts: 10 } });
+    scenario("commits cut", site, url, faults);
+}
+
+#[test]
+fn the_network_stands_still() {
+    let site = Site::make();
+    let url = site.proxy.url("");
+    scenario("network stalled", site, url, [Fault::Stall { ms: 1_000 }, Fault::Stall { ms: 4_000 }]);
+}
+
+#[test]
+fn the_server_stands_still() {
+    let site = Site::make();
+    let url = site.url();
+    scenario("server frozen", site, url, [Fault::Freeze { ms: 1_000 }, Fault::Freeze { ms: 4_000 }]);
+}
+
+#[test]
+fn somebody_holds_the_rows() {
+    let site = Site::make();
+    let url = site.url();
+    scenario("rows locked", site, url, [Fault::Lock { ms: 8_000 }]);
+}
+
+#[test]
+fn the_database_takes_no_writes() {
+    let site = Site::make();
+    let url = site.url();
+    scenario("read-only", site, url, [Fault::ReadOnly { ms: 500 }, Fault::ReadOnly { ms: 4_000 }]);
+}
+
+#[test]
+fn there_are_no_slots() {
+    let site = Site::make();
+    let url = site.url();
+    scenario("slots exhausted", site, url, [Fault::Exhaust { ms: 4_000 }]);
+}
+
+#[test]
+fn through_a_pooler() {
+    let site = Site::make();
+    let bouncer = Bouncer::start(site.primary.port());
+    let url = bouncer.url("");
+    let faults = [
+        Fault::KillNode { node: 1, down_ms: 300 },
+        Fault::Terminate { times: 4 },
+        Fault::KillNode { node: 2, down_ms: 20 },
+        Fault::Restart,
+    ];
+    scenario("through a pooler", site, url, faults);
+}
+
+/// Everything together, in an order that the seed decides.
+#[test]
+fn mixed_by_seed() {
+    let seconds = std::env::var("STEADFAST_CHAOS_SECONDS").ok();
+    let seconds = seconds.map_or(15, |text| text.parse().expect("STEADFAST_CHAOS_SECONDS is a number"));
+    let mut site = Site::with_standby();
+    let url = site.proxy.url("");
+    let mut scene = Scene::begin("mixed", &url, seed());
+    let begin = Instant::now();
+    for (pause, fault) in plan(scene.seed(), 3) {
+        std::thread::sleep(pause);
+        if begin.elapsed() > Duration::from_secs(seconds) {
+            break;
+        }
+        println!("{:6.1} s {fault}", begin.elapsed().as_secs_f64());
+        scene.harm(fault.to_string(), |nodes| site.inflict(fault, nodes));
+    }
+    scene.end(&site, &[site.url(), url]);
+}
