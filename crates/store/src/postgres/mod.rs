@@ -5,7 +5,7 @@
 //! last line of defence, and the fence of every claim. None of them is a leader.
 //!
 //! A commit that was answered is durable, as the database promises it. What is done when the answer is lost is in
-//! [`writer`]; which server is used, and what a failover does, in [`session`] and [`board`].
+//! `writer`; which server is used, and what a failover does, in `session` and `board`.
 
 mod board;
 mod clock;
