@@ -9,6 +9,7 @@
 //! nodes   processes of the real binary      caller  a client that repeats     jobs    what is asked for
 //! site    the database and its faults       ledger  what callers know         found   what is in the store
 //! scene   load, faults, verdict             faults  faults, and plans by seed judge   ledger against store
+//! planted damage by hand, which is found
 //! ```
 //!
 //! `STEADFAST_CHAOS_SEED` repeats a plan, `STEADFAST_CHAOS_SECONDS` lengthens the mixed scenario.
@@ -24,6 +25,7 @@ mod jobs;
 mod judge;
 mod ledger;
 mod nodes;
+mod planted;
 mod scene;
 mod site;
 

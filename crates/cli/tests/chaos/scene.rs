@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::caller::Caller;
 use crate::chance::Chance;
-use crate::common::{STUCK, binary, stderr};
+use crate::common::{STUCK, binary, stderr, stdout};
 use crate::found::{self, Found};
 use crate::jobs;
 use crate::judge::{Verdict, judge};
@@ -45,7 +45,7 @@ pub struct Scene {
     seed: u64,
     began: Instant,
     pub nodes: Arc<Nodes>,
-    ledger: Arc<Ledger>,
+    pub ledger: Arc<Ledger>,
     stop: Arc<AtomicBool>,
     callers: Vec<JoinHandle<()>>,
     runtime: Runtime,
@@ -141,36 +141,27 @@ impl Scene {
         }
     }
 
+    /// Ends the load and waits for the last workflow. How long that took.
+    pub fn settle(&mut self, url: &str) -> Duration {
+        self.stop.store(true, Ordering::SeqCst);
+        for caller in std::mem::take(&mut self.callers) {
+            self.runtime.block_on(caller).expect("a caller answers for all that it asked");
+        }
+        self.drain(url)
+    }
+
     /// Ends the load, waits for the last workflow, and judges. `urls` are those by which `verify` looks.
     pub fn end(mut self, site: &Site, urls: &[String]) {
         let url = site.url();
         self.wait_for_recovery(&url);
         let until = now();
         let took = self.began.elapsed();
-        self.stop.store(true, Ordering::SeqCst);
-        for caller in std::mem::take(&mut self.callers) {
-            self.runtime.block_on(caller).expect("a caller answers for all that it asked");
-        }
-        let drained = self.drain(&url);
+        let drained = self.settle(&url);
         let found = Found::read(&url);
         let mut verdict = judge(&self.ledger, &found);
         self.look(&found, &mut verdict);
-        for url in urls {
-            let verify = Command::new(binary()).args(["verify", "--store", url]).output().expect("the binary runs");
-            if !verify.status.success() {
-                verdict.wrong("verify", format!("{}{}", stderr(&verify), crate::common::stdout(&verify)));
-            }
-        }
-        for n in self.nodes.ended() {
-            verdict.wrong(&format!("node {n}"), "it has ended by itself");
-        }
-        if self.nodes.pids() != self.pids {
-            verdict.wrong("nodes", format!("they are {:?} and were {:?}", self.nodes.pids(), self.pids));
-        }
-        let panics = self.nodes.log_lines_with("panicked");
-        if panics > 0 {
-            verdict.wrong("nodes", format!("{panics} lines of their logs tell of a panic"));
-        }
+        verify(urls, &mut verdict);
+        self.look_after_processes(&mut verdict);
         let ends = found::ends(&url);
         let (rate, recoveries) = (self.rate(&ends), self.recoveries(&ends, until));
         println!("{}", self.report(site, &verdict, &found, took, drained, rate, &recoveries));
@@ -227,6 +218,20 @@ impl Scene {
         )
     }
 
+    /// Only those that were killed here may be others than at the beginning.
+    pub fn look_after_processes(&self, verdict: &mut Verdict) {
+        for n in self.nodes.ended() {
+            verdict.wrong(&format!("node {n}"), "it has ended by itself");
+        }
+        if self.nodes.pids() != self.pids {
+            verdict.wrong("nodes", format!("they are {:?} and were {:?}", self.nodes.pids(), self.pids));
+        }
+        let panics = self.nodes.log_lines_with("panicked");
+        if panics > 0 {
+            verdict.wrong("nodes", format!("{panics} lines of their logs tell of a panic"));
+        }
+    }
+
     /// Waits until no workflow is live; what is live after long is stuck, as the verdict will say.
     fn drain(&self, url: &str) -> Duration {
         let begin = Instant::now();
@@ -237,7 +242,7 @@ impl Scene {
     }
 
     /// Looks at some of the workflows over HTTP: every node tells what the store holds.
-    fn look(&mut self, found: &Found, verdict: &mut Verdict) {
+    pub fn look(&mut self, found: &Found, verdict: &mut Verdict) {
         let accepted: Vec<String> = {
             let starts = self.ledger.starts();
             let accepted = starts.iter().filter(|(_, start)| start.standing == Standing::Accepted);
@@ -265,6 +270,16 @@ impl Scene {
             if shown != found.log(head.workflow).len() {
                 verdict.wrong(id, format!("a look shows {shown} events"));
             }
+        }
+    }
+}
+
+/// Lets the product prove each workflow by its log, as it is seen by each of these URLs.
+pub fn verify(urls: &[String], verdict: &mut Verdict) {
+    for url in urls {
+        let verify = Command::new(binary()).args(["verify", "--store", url]).output().expect("the binary runs");
+        if !verify.status.success() {
+            verdict.wrong("verify", format!("{}{}", stderr(&verify), stdout(&verify)));
         }
     }
 }
