@@ -96,6 +96,17 @@ fn a_standby_takes_over() {
     assert_eq!(after, before + 1, "the epoch is raised once");
 }
 
+/// Commits wait for a standby that lags when their connections are cut, and their server dies before it has caught up:
+/// what only the dead one had was told to nobody.
+#[test]
+fn a_standby_that_lags_takes_over() {
+    let mut site = Site::with_standby();
+    let url = site.proxy.url("");
+    let mut scene = Scene::begin("lagging standby", &url, seed());
+    scene.harm("failover to a standby that lagged", |_| site.fail_over_to_one_that_lags());
+    scene.end(&site, &[site.url(), url]);
+}
+
 #[test]
 fn commits_are_cut_off() {
     let site = Site::make();

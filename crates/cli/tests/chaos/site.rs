@@ -147,13 +147,33 @@ impl Site {
 
     /// Kills the primary and lets its standby take over, which gets a standby of its own.
     fn fail_over(&mut self) {
-        let standby = self.standby.take().expect("this site has a standby");
         self.primary.kill();
+        self.take_over();
+    }
+
+    fn take_over(&mut self) {
+        let standby = self.standby.take().expect("this site has a standby");
         standby.promote();
         self.proxy.retarget(standby.port());
         self.primary = standby;
         self.standby = Some(self.primary.standby(true));
         self.inflicted.failovers += 1;
+    }
+
+    /// Stops the standby's time, cuts every connection while commits wait for it, and lets it take over without what it
+    /// has not read.
+    pub fn fail_over_to_one_that_lags(&mut self) {
+        let standby = self.standby.as_ref().expect("this site has a standby");
+        standby.pause();
+        for _ in 0..4 {
+            sleep(Duration::from_millis(400));
+            self.proxy.sever();
+        }
+        self.primary.kill();
+        // What has reached its machine is lost with its memory.
+        standby.kill();
+        standby.start_again();
+        self.take_over();
     }
 
     /// Kills the primary and lets its standby take over, for clients that know both.
