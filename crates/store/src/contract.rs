@@ -84,6 +84,57 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     }
 }
 
+/// For whoever does not know which store there will be.
+impl Store for Box<dyn Store> {
+    fn identity(&self) -> Identity {
+        (**self).identity()
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        (**self).clock()
+    }
+
+    fn writer(&self) -> Result<Box<dyn Writer>, StoreError> {
+        (**self).writer()
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        (**self).reader()
+    }
+
+    fn boots(&self) -> Result<Boots, StoreError> {
+        (**self).boots()
+    }
+
+    fn node(&self) -> u32 {
+        (**self).node()
+    }
+
+    fn writers(&self) -> usize {
+        (**self).writers()
+    }
+
+    fn is_shared(&self) -> bool {
+        (**self).is_shared()
+    }
+
+    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
+        (**self).next_gone()
+    }
+
+    fn hint(&self) {
+        (**self).hint();
+    }
+
+    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        (**self).on_hint(hear);
+    }
+
+    fn bury(&self, boot: u64) -> Result<(), StoreError> {
+        (**self).bury(boot)
+    }
+}
+
 /// Which life of which store this is. Boot and secret are fixed while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {

@@ -26,7 +26,6 @@ use steadfast_core::commit;
 use steadfast_core::event::Writes;
 use steadfast_core::head::Token;
 use steadfast_core::json::Json;
-use steadfast_core::sweep::Boots;
 use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
 
 use super::verbs::{self, Does};
@@ -64,61 +63,7 @@ pub struct Diary {
 struct Open {
     writer: Box<dyn Writer>,
     plan: Plan,
-    store: Faulty<Boxed>,
-}
-
-/// A boxed store is a store.
-#[derive(Debug)]
-struct Boxed(Box<dyn Store>);
-
-impl Store for Boxed {
-    fn identity(&self) -> Identity {
-        self.0.identity()
-    }
-
-    fn clock(&self) -> Arc<dyn Clock> {
-        self.0.clock()
-    }
-
-    fn writer(&self) -> Result<Box<dyn Writer>, StoreError> {
-        self.0.writer()
-    }
-
-    fn reader(&self) -> Arc<dyn Reader> {
-        self.0.reader()
-    }
-
-    fn boots(&self) -> Result<Boots, StoreError> {
-        self.0.boots()
-    }
-
-    fn node(&self) -> u32 {
-        self.0.node()
-    }
-
-    fn writers(&self) -> usize {
-        self.0.writers()
-    }
-
-    fn is_shared(&self) -> bool {
-        self.0.is_shared()
-    }
-
-    fn next_gone(&self) -> Result<Option<u64>, StoreError> {
-        self.0.next_gone()
-    }
-
-    fn hint(&self) {
-        self.0.hint();
-    }
-
-    fn on_hint(&self, hear: Box<dyn Fn() + Send + Sync>) {
-        self.0.on_hint(hear);
-    }
-
-    fn bury(&self, boot: u64) -> Result<(), StoreError> {
-        self.0.bury(boot)
-    }
+    store: Faulty<Box<dyn Store>>,
 }
 
 impl fmt::Debug for Diary {
@@ -298,7 +243,7 @@ impl Diary {
     /// Lets the present owner go and opens the store under a new one.
     pub(super) fn reopen(&mut self, restored: bool) {
         self.open = None;
-        let store = Faulty::new(Boxed(self.harness.open(self.clock.clone(), restored)));
+        let store = Faulty::new(self.harness.open(self.clock.clone(), restored));
         let writer = store.writer().expect("a fresh store has its writer");
         self.open = Some(Open { writer, plan: store.plan(), store });
         self.given_back_to = None;
