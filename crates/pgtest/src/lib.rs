@@ -5,6 +5,7 @@
 //! Cluster::start     a cluster of one test, as durable as a real one: to be stopped, killed, paused, failed over
 //! Bouncer::start     PgBouncer in transaction mode before a cluster
 //! Proxy::start       a TCP proxy before a cluster: cuts connections, stalls, loses the answers to commits
+//! on_each_database!  a test of each scenario on each database, PostgreSQL and SQLite
 //! ```
 //!
 //! # Ends
@@ -22,6 +23,7 @@
 
 mod bouncer;
 mod cluster;
+mod database;
 mod keeper;
 mod program;
 mod proxy;
@@ -31,6 +33,7 @@ mod wire;
 
 pub use bouncer::Bouncer;
 pub use cluster::{Cluster, Mode};
+pub use database::Database;
 pub use program::psql;
 pub use proxy::{Cut, Proxy};
 pub use shared::{Shared, shared, shared_in};
