@@ -1,16 +1,19 @@
-//! Engines that run by themselves, on the stores people use.
+//! Engines that run by themselves, on the databases people use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use steadfast::core::event::Event;
+use steadfast::core::fingerprint::FingerprintKey;
 use steadfast::core::state::Status;
 use steadfast::core::text::WorkflowKey;
 use steadfast::store::Store;
-use steadfast::store::clock::ManualClock;
-use steadfast::store::memory::MemoryStore;
+use steadfast::store::clock::{Clock, ManualClock};
+use steadfast::store::postgres::PostgresStore;
+use steadfast::store::sqlite::SqliteStore;
 use steadfast::{Bounds, Builder, Ctx, Definition, Engine, Error, Request, StepResult, done, step};
+use steadfast_pgtest::{Database, on_each_database};
 use tokio::sync::{Notify, Semaphore};
 
 /// Longer than anything here takes; what waits longer is stuck.
@@ -20,11 +23,34 @@ async fn within<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(STUCK, what).await.expect("it is stuck")
 }
 
-fn sqlite() -> (tempfile::TempDir, Builder) {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("app.db").display());
-    let builder = Engine::open(&url).unwrap();
-    (folder, builder)
+on_each_database! {
+    #[tokio::test(flavor = "multi_thread")] async:
+    five_hundred_workflows_run_to_their_results,
+    bulk_starts_are_each_answered_and_all_run,
+    no_more_workflows_run_at_once_than_there_is_room_for,
+    a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_an_attempt,
+    a_late_result_is_lost_quietly_and_the_handler_is_told,
+    a_heartbeat_keeps_a_long_step_and_shows_its_progress,
+    an_attempt_that_takes_too_long_counts_and_frees_its_place,
+    a_cancel_reaches_a_running_step,
+    a_durable_sleep_ends_on_time_by_itself,
+    a_full_beginning_lane_refuses_and_finishing_goes_on,
+    bad_definitions_and_stores_are_refused_with_their_field,
+    a_caller_that_goes_away_leaves_no_claim_behind,
+    what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll,
+}
+
+fn open(database: &Database) -> Builder {
+    Engine::open(&database.url()).expect("the store opens")
+}
+
+/// The store in a database, by this clock.
+fn by_clock(database: &Database, clock: Arc<dyn Clock>) -> Box<dyn Store> {
+    let secret = || Ok(FingerprintKey([0x5f; 32]));
+    match database.file() {
+        Some(path) => Box::new(SqliteStore::open_with(path, clock, secret).unwrap()),
+        None => Box::new(PostgresStore::open_with(&database.url(), clock, secret).unwrap()),
+    }
 }
 
 async fn count_up(ctx: Ctx) -> StepResult {
@@ -39,10 +65,8 @@ async fn verify(engine: &Engine) {
     assert_eq!(verified.faults, [], "the store is what its logs say");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn five_hundred_workflows_run_to_their_results() {
-    let (_folder, builder) = sqlite();
-    let engine = builder.register("count", count_up).concurrency(16).run().unwrap();
+async fn five_hundred_workflows_run_to_their_results(database: Database) {
+    let engine = open(&database).register("count", count_up).concurrency(16).run().unwrap();
     let mut handles = Vec::new();
     for n in 1..=500u32 {
         handles.push((n % 7 + 1, engine.start("count", &(n % 7 + 1)).id(format!("w-{n}")).await.unwrap()));
@@ -54,10 +78,8 @@ async fn five_hundred_workflows_run_to_their_results() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn bulk_starts_are_each_answered_and_all_run() {
-    let (_folder, builder) = sqlite();
-    let engine = builder.register("count", count_up).run().unwrap();
+async fn bulk_starts_are_each_answered_and_all_run(database: Database) {
+    let engine = open(&database).register("count", count_up).run().unwrap();
     let mut requests: Vec<Request> = (0..2_000).map(|n| Request::new("count").id(format!("b-{n}")).input(&2)).collect();
     requests[7] = Request::new("count").id("b-6").input(&2);
     requests[8] = Request::new("count").id("b-6").input(&3);
@@ -75,8 +97,7 @@ async fn bulk_starts_are_each_answered_and_all_run() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn no_more_workflows_run_at_once_than_there_is_room_for() {
+async fn no_more_workflows_run_at_once_than_there_is_room_for(database: Database) {
     let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (r, m) = (running.clone(), most.clone());
     let handler = move |_: Ctx| {
@@ -88,8 +109,7 @@ async fn no_more_workflows_run_at_once_than_there_is_room_for() {
             Ok(done(()))
         }
     };
-    let (_folder, builder) = sqlite();
-    let engine = builder.register("busy", handler).concurrency(3).run().unwrap();
+    let engine = open(&database).register("busy", handler).concurrency(3).run().unwrap();
     let mut handles = Vec::new();
     for _ in 0..60 {
         handles.push(engine.start("busy", &()).await.unwrap());
@@ -101,10 +121,8 @@ async fn no_more_workflows_run_at_once_than_there_is_room_for() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_an_attempt() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("app.db").display());
+async fn a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_an_attempt(database: Database) {
+    let url = database.url();
     let begun = Arc::new(Semaphore::new(0));
     let may_end = Arc::new(Notify::new());
     let (b, e) = (begun.clone(), may_end.clone());
@@ -142,10 +160,10 @@ async fn a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_
 
 /// The worker outlives its lease while the clock moves on; its step is handed out again, and what it brings in the end
 /// is dropped without an error event.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_late_result_is_lost_quietly_and_the_handler_is_told() {
+async fn a_late_result_is_lost_quietly_and_the_handler_is_told(database: Database) {
     let clock = Arc::new(ManualClock::new(1_000_000));
-    let store = MemoryStore::new(clock.clone());
+    let store = by_clock(&database, clock.clone());
+    let reader = store.reader();
     let late = Arc::new(Notify::new());
     let told = Arc::new(Notify::new());
     let (l, t) = (late.clone(), told.clone());
@@ -164,7 +182,7 @@ async fn a_late_result_is_lost_quietly_and_the_handler_is_told() {
             Ok(done("in time"))
         }
     };
-    let engine = Engine::on(store.clone())
+    let engine = Engine::on(store)
         .register("slow", handler)
         // The heartbeat goes by real time and comes long after the sweep, which finds the lease over by the store's
         // clock.
@@ -181,7 +199,6 @@ async fn a_late_result_is_lost_quietly_and_the_handler_is_told() {
         namespace: steadfast::core::text::Namespace::default_namespace(),
         id: steadfast::core::text::WorkflowId::trusted("w"),
     };
-    let reader = store.reader();
     let kinds: Vec<&str> = reader.events(&key, 0, 99).unwrap().iter().map(|logged| logged.event.kind()).collect();
     assert_eq!(
         kinds,
@@ -191,9 +208,7 @@ async fn a_late_result_is_lost_quietly_and_the_handler_is_told() {
     assert_eq!(who.value.as_str(), "\"the second\"");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_heartbeat_keeps_a_long_step_and_shows_its_progress() {
-    let (_folder, builder) = sqlite();
+async fn a_heartbeat_keeps_a_long_step_and_shows_its_progress(database: Database) {
     let beaten = Arc::new(Notify::new());
     let go_on = Arc::new(Notify::new());
     let (b, g) = (beaten.clone(), go_on.clone());
@@ -208,7 +223,7 @@ async fn a_heartbeat_keeps_a_long_step_and_shows_its_progress() {
         }
     };
     // A lease far shorter than the step: only its renewal lets the first delivery finish.
-    let engine = builder.register("long", handler).lease(Duration::from_millis(300)).run().unwrap();
+    let engine = open(&database).register("long", handler).lease(Duration::from_millis(300)).run().unwrap();
     let handle = engine.start("long", &()).id("l").await.unwrap();
     within(beaten.notified()).await;
     let first = engine.head("l").await.unwrap().claim.unwrap();
@@ -228,22 +243,18 @@ async fn a_heartbeat_keeps_a_long_step_and_shows_its_progress() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_takes_too_long_counts_and_frees_its_place() {
-    let (_folder, builder) = sqlite();
+async fn an_attempt_that_takes_too_long_counts_and_frees_its_place(database: Database) {
     let handler = |ctx: Ctx| async move {
         if ctx.attempt() == 1 { std::future::pending::<StepResult>().await } else { Ok(done(ctx.attempt())) }
     };
     let definition = Definition::new("hangs", handler).step_timeout(Duration::from_millis(50));
-    let engine = builder.define(definition).concurrency(1).run().unwrap();
+    let engine = open(&database).define(definition).concurrency(1).run().unwrap();
     let handle = engine.start("hangs", &()).await.unwrap();
     assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_reaches_a_running_step() {
-    let (_folder, builder) = sqlite();
+async fn a_cancel_reaches_a_running_step(database: Database) {
     let begun = Arc::new(Notify::new());
     let told = Arc::new(Notify::new());
     let (b, t) = (begun.clone(), told.clone());
@@ -256,7 +267,7 @@ async fn a_cancel_reaches_a_running_step() {
             Ok(done(()))
         }
     };
-    let engine = builder.register("runs", handler).run().unwrap();
+    let engine = open(&database).register("runs", handler).run().unwrap();
     let handle = engine.start("runs", &()).await.unwrap();
     within(begun.notified()).await;
     handle.cancel("enough").await.unwrap();
@@ -267,9 +278,7 @@ async fn a_cancel_reaches_a_running_step() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_durable_sleep_ends_on_time_by_itself() {
-    let (_folder, builder) = sqlite();
+async fn a_durable_sleep_ends_on_time_by_itself(database: Database) {
     let handler = |ctx: Ctx| async move {
         match ctx.step() {
             "start" => {
@@ -279,7 +288,7 @@ async fn a_durable_sleep_ends_on_time_by_itself() {
             _ => Ok(done(())),
         }
     };
-    let engine = builder.register("sleeps", handler).run().unwrap();
+    let engine = open(&database).register("sleeps", handler).run().unwrap();
     let begin = std::time::Instant::now();
     let handle = engine.start("sleeps", &()).await.unwrap();
     within(handle.result::<()>()).await.unwrap();
@@ -290,12 +299,10 @@ async fn a_durable_sleep_ends_on_time_by_itself() {
     engine.shutdown(STUCK).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_beginning_lane_refuses_and_finishing_goes_on() {
-    let clock = Arc::new(ManualClock::new(1_000));
+async fn a_full_beginning_lane_refuses_and_finishing_goes_on(database: Database) {
     // One place more than the loop that claims may take.
     let bounds = Bounds { begin_waiting: 2, ..Bounds::default() };
-    let engine = Engine::on(MemoryStore::new(clock)).register("count", count_up).bounds(bounds).run().unwrap();
+    let engine = open(&database).register("count", count_up).bounds(bounds).run().unwrap();
     let starts = (0..200).map(|n| engine.start_request(Request::new("count").id(format!("o-{n}")).input(&3)));
     let outcomes = futures_util::future::join_all(starts).await;
     let refused = outcomes.iter().filter(|outcome| matches!(outcome, Err(Error::Overloaded { .. }))).count();
@@ -308,10 +315,11 @@ async fn a_full_beginning_lane_refuses_and_finishing_goes_on() {
     engine.shutdown(STUCK).await;
 }
 
+/// About the lock of a file; a store in PostgreSQL has any number of owners.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_has_one_owner() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("app.db").display());
+    let database = Database::sqlite();
+    let url = database.url();
     let engine = Engine::open(&url).unwrap().run().unwrap();
     assert_eq!(Engine::open(&url).unwrap_err().code(), "store_owned");
     engine.shutdown(STUCK).await;
@@ -319,24 +327,20 @@ async fn a_store_has_one_owner() {
     drop(engine);
 }
 
-#[tokio::test]
-async fn bad_definitions_and_stores_are_refused_with_their_field() {
-    let store = || MemoryStore::new(Arc::new(ManualClock::new(0)));
+async fn bad_definitions_and_stores_are_refused_with_their_field(database: Database) {
     let code = |error: Error| error.code();
-    let twice = Engine::on(store()).register("a", count_up).register("a", count_up).run();
+    let twice = open(&database).register("a", count_up).register("a", count_up).run();
     assert_eq!(twice.map(drop).map_err(code), Err("invalid_name"));
-    let unnamed = Engine::on(store()).register("", count_up).run();
+    let unnamed = open(&database).register("", count_up).run();
     assert_eq!(unnamed.map(drop).map_err(code), Err("invalid_name"));
-    let step = Engine::on(store()).define(Definition::new("a", count_up).steps(["a\nb"])).run();
+    let step = open(&database).define(Definition::new("a", count_up).steps(["a\nb"])).run();
     assert_eq!(step.map(drop).map_err(code), Err("invalid_step"));
     assert_eq!(Engine::open("mysql://x").map(drop).map_err(code), Err("invalid_store"));
 }
 
 /// A caller that goes away in the middle of a start: what was accepted still runs at once, not after a lease.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_goes_away_leaves_no_claim_behind() {
-    let (_folder, builder) = sqlite();
-    let engine = builder.register("count", count_up).run().unwrap();
+async fn a_caller_that_goes_away_leaves_no_claim_behind(database: Database) {
+    let engine = open(&database).register("count", count_up).run().unwrap();
     for n in 0..200 {
         let call = engine.start_request(Request::new("count").id(format!("g-{n}")).input(&1));
         // Polled once, so that it is sent, and then dropped.
@@ -363,10 +367,8 @@ async fn a_caller_that_goes_away_leaves_no_claim_behind() {
 }
 
 /// Places are all taken when more becomes ready: whoever frees one looks for it at once.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll() {
-    let (_folder, builder) = sqlite();
-    let engine = builder.register("count", count_up).concurrency(1).run().unwrap();
+async fn what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll(database: Database) {
+    let engine = open(&database).register("count", count_up).concurrency(1).run().unwrap();
     let begin = std::time::Instant::now();
     let starts = (0..20).map(|n| engine.start_request(Request::new("count").id(format!("p-{n}")).input(&3)));
     for accepted in futures_util::future::join_all(starts).await {
