@@ -49,6 +49,8 @@ const HELD: &str = "the lanes' lock is held for one push or take";
 const AWAKE: Duration = Duration::from_micros(100);
 /// Nothing to do for so long is a quiet time.
 const QUIET: Duration = Duration::from_millis(20);
+/// How soon what could not be given back is tried again in a quiet time.
+const OWING: Duration = Duration::from_millis(250);
 /// How often a batch that loses races with other nodes is decided anew before its commands are run one by one.
 const RACES_MAX: u32 = 8;
 /// How long one command may lose races before its caller is told that the store is busy.
@@ -163,6 +165,7 @@ impl Committer {
             deliveries_max,
             expected: 0,
             give_back_all: false,
+            orphaned: Vec::new(),
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -354,8 +357,10 @@ struct Runner {
     deliveries_max: u32,
     /// How many claims the last batch handed out: so many commands are likely to come back at once.
     expected: usize,
-    /// The epoch has changed: every claim of the one before is to be given back.
+    /// The epoch has changed: every claim of the one before is yet to be given back.
     give_back_all: bool,
+    /// Seeds of claims that nobody will ever hear of, yet to be given back.
+    orphaned: Vec<[u8; 32]>,
 }
 
 impl Drop for Runner {
@@ -380,6 +385,7 @@ impl Runner {
                 self.run_batch(batch);
             }
             self.look_after_syncs();
+            self.give_back();
         }
         self.syncer.wait_until_clear();
         self.look_after_syncs();
@@ -433,6 +439,14 @@ impl Runner {
             }
             if lanes.closed {
                 return None;
+            }
+            if rested && self.owes() {
+                let waited;
+                (lanes, waited) = self.shared.arrived.wait_timeout(lanes, OWING).expect(HELD);
+                if waited.timed_out() {
+                    break;
+                }
+                continue;
             }
             if rested {
                 lanes = self.shared.arrived.wait(lanes).expect(HELD);
@@ -709,13 +723,22 @@ impl Runner {
             return;
         }
         self.syncer.hints_were_lost();
-        if std::mem::take(&mut self.give_back_all) || !orphaned.is_empty() {
-            self.give_back(orphaned);
-        }
+        self.orphaned.extend(orphaned);
+        self.give_back();
     }
 
-    /// Gives back what claims of unknown outcome were granted, before anything else runs.
-    fn give_back(&mut self, orphaned: Vec<[u8; 32]>) {
+    /// Some claims are yet to be given back.
+    fn owes(&self) -> bool {
+        self.give_back_all || !self.orphaned.is_empty()
+    }
+
+    /// Gives back what claims of unknown outcome were granted, before anything else runs. What the store refuses is
+    /// tried again after the next batch or a moment later: otherwise these workflows would wait for a lease.
+    fn give_back(&mut self) {
+        if !self.owes() {
+            return;
+        }
+        let orphaned = std::mem::take(&mut self.orphaned);
         let mut after = None;
         loop {
             let command = Command::GiveBack(GiveBack {
@@ -738,8 +761,16 @@ impl Runner {
                         }
                     }
                 }
-                // Their leases end them; later, but as surely.
-                Ended::NotCommitted(_, error) => return tracing::warn!(%error, "orphaned claims wait for their lease"),
+                Ended::NotCommitted(_, Error::Store(error)) => {
+                    tracing::warn!(%error, "claims that nobody heard of are not given back yet");
+                    self.orphaned = orphaned;
+                    return;
+                }
+                // A fault of ours, the same next time. Their leases end them; later, but as surely.
+                Ended::NotCommitted(_, error) => {
+                    tracing::error!(%error, "claims that nobody heard of wait for their lease");
+                    None
+                }
                 Ended::Unknown(delivery, error) => {
                     self.unknown(delivery.jobs, &error, Vec::new());
                     return;
@@ -747,7 +778,10 @@ impl Runner {
             };
             match outcome {
                 Some(Outcome::Sweep(report)) if report.more => after = report.after,
-                _ => return,
+                _ => {
+                    self.give_back_all = false;
+                    return;
+                }
             }
         }
     }

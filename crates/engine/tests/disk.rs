@@ -1,15 +1,18 @@
 //! The disk: nobody hears of what is not on it, and when it fails nobody is told a lie.
+//!
+//! Holding a sync is about SQLite, where it comes after the commit; in PostgreSQL it is a part of the commit.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use steadfast::core::text::{Namespace, WorkflowId, WorkflowKey};
-use steadfast::store::Reader;
 use steadfast::store::faults::{Fault, Faulty, Plan};
+use steadfast::store::postgres::{PostgresReader, PostgresStore};
 use steadfast::store::sqlite::{SqliteReader, SqliteStore};
+use steadfast::store::{Reader, Store};
 use steadfast::{Builder, Ctx, Engine, Error, Request, StepResult, done, step};
+use steadfast_pgtest::{Database, on_each_database};
 
 /// Longer than anything here takes; what waits longer is stuck.
 const STUCK: Duration = Duration::from_secs(60);
@@ -18,12 +21,28 @@ async fn within<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(STUCK, what).await.expect("it is stuck")
 }
 
-fn faulty() -> (tempfile::TempDir, PathBuf, Builder, Plan) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("app.db");
-    let store = Faulty::new(SqliteStore::open(&path).unwrap());
+on_each_database! {
+    #[tokio::test(flavor = "multi_thread")] async:
+    faults_under_load_lose_nothing_and_double_nothing,
+    a_claim_that_nobody_heard_of_is_given_back_though_that_fails_at_first,
+}
+
+fn faulty(database: &Database) -> (Builder, Plan) {
+    let store: Box<dyn Store> = match database.file() {
+        Some(path) => Box::new(SqliteStore::open(path).unwrap()),
+        None => Box::new(PostgresStore::open(&database.url()).unwrap()),
+    };
+    let store = Faulty::new(store);
     let plan = store.plan();
-    (folder, path, Engine::on(store), plan)
+    (Engine::on(store), plan)
+}
+
+/// Looks beside the engine, as another process would.
+fn beside(database: &Database) -> Box<dyn Reader> {
+    match database.file() {
+        Some(path) => Box::new(SqliteReader::open(path).unwrap()),
+        None => Box::new(PostgresReader::open(&database.url()).unwrap()),
+    }
 }
 
 async fn count_up(ctx: Ctx) -> StepResult {
@@ -33,14 +52,13 @@ async fn count_up(ctx: Ctx) -> StepResult {
     if at >= n { Ok(done(at)) } else { Ok(step((at + 1).to_string())) }
 }
 
-/// Looks into the file beside the engine, as another process would.
-fn stands_in(path: &Path, id: &str) -> bool {
-    count_in(path, [id.to_owned()]) == 1
+fn stands_in(database: &Database, id: &str) -> bool {
+    count_in(database, [id.to_owned()]) == 1
 }
 
-/// How many of these workflows the file has.
-fn count_in(path: &Path, ids: impl IntoIterator<Item = String>) -> usize {
-    let reader = SqliteReader::open(path).unwrap();
+/// How many of these workflows the database has.
+fn count_in(database: &Database, ids: impl IntoIterator<Item = String>) -> usize {
+    let reader = beside(database);
     let key = |id: String| WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(id) };
     ids.into_iter().filter(|id| reader.head(&key(id.clone())).unwrap().is_some()).count()
 }
@@ -56,7 +74,8 @@ async fn until(what: impl Fn() -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_hears_of_what_is_not_on_the_disk() {
-    let (_folder, path, builder, plan) = faulty();
+    let database = Database::sqlite();
+    let (builder, plan) = faulty(&database);
     let engine = builder.register("count", count_up).run().unwrap();
     let first = engine.start("count", &1).id("first").await.unwrap();
     assert_eq!(within(first.result::<u32>()).await.unwrap(), 1);
@@ -70,7 +89,7 @@ async fn nobody_hears_of_what_is_not_on_the_disk() {
         })
         .collect();
     // It is written, and only its way to the disk is held.
-    until(|| (0..20).any(|n| stands_in(&path, &format!("w{n}")))).await;
+    until(|| (0..20).any(|n| stands_in(&database, &format!("w{n}")))).await;
     let looks: Vec<_> = (0..20)
         .map(|n| {
             tokio::spawn({
@@ -94,7 +113,8 @@ async fn nobody_hears_of_what_is_not_on_the_disk() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_the_next_batch_is_written_while_one_is_on_its_way_to_the_disk() {
-    let (_folder, path, builder, plan) = faulty();
+    let database = Database::sqlite();
+    let (builder, plan) = faulty(&database);
     let engine = builder.register("count", count_up).run().unwrap();
     let start = |id: String| {
         tokio::spawn({
@@ -107,15 +127,15 @@ async fn under_load_the_next_batch_is_written_while_one_is_on_its_way_to_the_dis
         // The first is written with nothing behind it, so the committer itself goes to the disk with it, and is held.
         plan.hold_syncs_after(0);
         let mut starting = vec![start(id(-1))];
-        until(|| stands_in(&path, &id(-1))).await;
+        until(|| stands_in(&database, &id(-1))).await;
         starting.extend((0..4_000).map(|n| start(id(n))));
-        until(|| engine.load().0 >= 4_000 || stands_in(&path, &id(0))).await;
+        until(|| engine.load().0 >= 4_000 || stands_in(&database, &id(0))).await;
         if engine.load().0 >= 4_000 {
-            assert_eq!(count_in(&path, (0..4_000).map(id)), 0);
+            assert_eq!(count_in(&database, (0..4_000).map(id)), 0);
             // The next batch has others behind it, so the committer goes on to write them while that batch is held.
             plan.hold_syncs_after(1);
             until(|| engine.load().0 == 0).await;
-            until(|| count_in(&path, (0..4_000).map(id)) == 4_000).await;
+            until(|| count_in(&database, (0..4_000).map(id)) == 4_000).await;
             within(starting.remove(0)).await.unwrap().unwrap();
             assert!(starting.iter().all(|start| !start.is_finished()));
             plan.release_syncs();
@@ -146,18 +166,20 @@ async fn start_surely(engine: &Engine, id: &str, unknown: &AtomicU32) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn failing_syncs_under_load_lose_nothing_and_double_nothing() {
-    let (_folder, path, builder, plan) = faulty();
+async fn faults_under_load_lose_nothing_and_double_nothing(database: Database) {
+    let (builder, plan) = faulty(&database);
     let engine = builder.register("count", count_up).concurrency(32).run().unwrap();
     let (unknown, over) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
     let failing = tokio::spawn({
         let (plan, over) = (plan.clone(), over.clone());
         async move {
+            let others = [Fault::UnknownWritten, Fault::NotCommitted, Fault::UnknownNotWritten, Fault::Load];
+            let mut faults = others.iter().cycle().flat_map(|other| [Fault::Sync, *other]).take(50);
             let mut failed = 0;
-            while !over.load(Ordering::Relaxed) && failed < 25 {
+            while !over.load(Ordering::Relaxed) {
                 if plan.left() == 0 {
-                    plan.add([Fault::Sync]);
+                    let Some(fault) = faults.next() else { break };
+                    plan.add([fault]);
                     failed += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(7)).await;
@@ -181,9 +203,24 @@ async fn failing_syncs_under_load_lose_nothing_and_double_nothing() {
         within(client).await.unwrap();
     }
     over.store(true, Ordering::Relaxed);
-    assert!(failing.await.unwrap() > 5, "it was too short to meet a fault");
+    assert!(failing.await.unwrap() > 10, "it was too short to meet each fault");
     assert!(unknown.load(Ordering::Relaxed) > 0, "no start met a fault");
     engine.shutdown(STUCK).await;
-    let verified = SqliteReader::open(&path).unwrap().verify(&mut |_| {}).unwrap();
+    let verified = beside(&database).verify(&mut |_| {}).unwrap();
     assert_eq!((verified.faults, verified.workflows), (vec![], 64 * 20));
+}
+
+/// The start brings a claim whose answer is lost, and giving that back fails: the workflow waited for its lease to end.
+async fn a_claim_that_nobody_heard_of_is_given_back_though_that_fails_at_first(database: Database) {
+    let (builder, plan) = faulty(&database);
+    let engine = builder.register("count", count_up).run().unwrap();
+    // Once it has looked for work that is ready, there is room for a start to bring its claim.
+    within(engine.start("count", &1).await.unwrap().result::<u32>()).await.unwrap();
+    plan.add([Fault::UnknownWritten, Fault::NotCommitted]);
+    let lost = engine.start_request(Request::new("count").id("w").input(&1)).await;
+    assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+    let result = tokio::time::timeout(Duration::from_secs(10), engine.handle("w").result::<u32>()).await;
+    assert_eq!(result.expect("it waits for a lease").unwrap(), 1);
+    assert_eq!(plan.left(), 0);
+    engine.shutdown(STUCK).await;
 }
