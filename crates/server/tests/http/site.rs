@@ -257,9 +257,11 @@ impl Raw {
 
     /// Reads until `end` has come.
     pub(crate) async fn read_until(&mut self, end: &str) -> String {
-        let mut read = Vec::new();
+        let (mut read, mut searched) = (Vec::new(), 0);
         let mut buffer = [0; 4 << 10];
-        while !String::from_utf8_lossy(&read).contains(end) {
+        // Searched once only: an answer of several MB comes in a thousand pieces.
+        while !read[searched..].windows(end.len()).any(|part| part == end.as_bytes()) {
+            searched = read.len().saturating_sub(end.len());
             let n = soon(end, self.0.read(&mut buffer)).await.unwrap();
             assert!(n > 0, "closed before {end:?} came: {}", String::from_utf8_lossy(&read));
             read.extend_from_slice(&buffer[..n]);
