@@ -29,6 +29,14 @@ impl Database {
         Self(Kind::Sqlite(TempDir::new().expect("a folder for tests")))
     }
 
+    /// One more of the same kind.
+    pub fn another(&self) -> Self {
+        match &self.0 {
+            Kind::Postgres { .. } => Self::postgres(),
+            Kind::Sqlite(_) => Self::sqlite(),
+        }
+    }
+
     /// What a store in it is opened with.
     pub fn url(&self) -> String {
         match &self.0 {

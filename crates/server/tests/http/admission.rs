@@ -1,13 +1,28 @@
 //! Starts: accepted once, answered the same, refused without a trace.
 
-use steadfast::store::faults::{Fault, Faulty};
-use steadfast::{Bounds, Engine};
+use steadfast::Bounds;
+use steadfast::store::faults::Fault;
+use steadfast_pgtest::{Database, on_each_database};
 
-use crate::site::{Site, memory, options, word};
+use crate::site::{Site, faulty, open, options, word};
 
-#[tokio::test]
-async fn a_start_runs_and_its_result_can_be_read() {
-    let site = Site::new().await;
+on_each_database! {
+    #[tokio::test] async:
+    a_start_runs_and_its_result_can_be_read,
+    without_an_id_each_start_is_a_new_workflow,
+    the_same_request_again_is_a_replay_and_another_one_a_conflict,
+    a_definition_that_no_worker_knows_is_accepted_with_a_warning,
+    options_and_variables_arrive,
+    an_overloaded_engine_says_when_to_come_again,
+    an_unknown_outcome_names_the_id_that_tells,
+    a_store_that_refuses_leaves_no_trace,
+    what_takes_too_long_is_unknown_and_still_happens,
+    a_client_that_hangs_up_costs_its_workflow_nothing,
+    an_engine_that_is_shut_down_says_so,
+}
+
+async fn a_start_runs_and_its_result_can_be_read(database: Database) {
+    let site = Site::new(&database).await;
     let started = site.start(r#"{"name":"echo","id":"a","input":[1,2]}"#).await;
     assert_eq!((started.status, started.body.as_str()), (201, r#"{"id":"a","replay":false}"#));
     assert_eq!(started.header("content-type"), "application/json");
@@ -15,18 +30,16 @@ async fn a_start_runs_and_its_result_can_be_read() {
     assert_eq!((result.status, result.body.as_str()), (200, r#"{"status":"completed","result":[1,2]}"#));
 }
 
-#[tokio::test]
-async fn without_an_id_each_start_is_a_new_workflow() {
-    let site = Site::idle(options()).await;
+async fn without_an_id_each_start_is_a_new_workflow(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let first = word(&site.start(r#"{"name":"echo"}"#).await.json()["id"]);
     let second = word(&site.start(r#"{"name":"echo","id":null}"#).await.json()["id"]);
     assert_eq!(first.len(), 36);
     assert_eq!(site.ids().await, [second, first], "newest first");
 }
 
-#[tokio::test]
-async fn the_same_request_again_is_a_replay_and_another_one_a_conflict() {
-    let site = Site::new().await;
+async fn the_same_request_again_is_a_replay_and_another_one_a_conflict(database: Database) {
+    let site = Site::new(&database).await;
     let first = site.start(r#"{"name":"echo","id":"a","input":{"n":1.0},"writes":{"k":1}}"#).await;
     assert_eq!((first.status, first.header("idempotent-replay")), (201, ""));
     // Other bytes, the same meaning.
@@ -50,18 +63,16 @@ async fn the_same_request_again_is_a_replay_and_another_one_a_conflict() {
     assert_eq!(site.ids().await, ["a"]);
 }
 
-#[tokio::test]
-async fn a_definition_that_no_worker_knows_is_accepted_with_a_warning() {
-    let site = Site::new().await;
+async fn a_definition_that_no_worker_knows_is_accepted_with_a_warning(database: Database) {
+    let site = Site::new(&database).await;
     let started = site.start(r#"{"name":"nobody","id":"a"}"#).await;
     assert_eq!((started.status, started.body.as_str()), (201, r#"{"id":"a","replay":false,"warning":"no_worker"}"#));
     let workflow = site.get("/v1/workflows/a").await.json();
     assert_eq!((&workflow["status"], &workflow["blocked"]), (&"ready".into(), &"unknown_step".into()));
 }
 
-#[tokio::test]
-async fn options_and_variables_arrive() {
-    let site = Site::idle(options()).await;
+async fn options_and_variables_arrive(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let body = r#"{"name":"echo","id":"a","writes":{"user":{"n":1.50}},"options":{"retry":{"attempts_max":3,
         "first_delay_ms":10,"factor_percent":150,"max_delay_ms":1000,"jitter_percent":0},"step_timeout_ms":5000,
         "priority":-7,"tags":["red","blue"]}}"#;
@@ -77,10 +88,9 @@ async fn options_and_variables_arrive() {
     assert_eq!(variable.body, r#"{"key":"user","value":{"n":1.50},"seq":0}"#);
 }
 
-#[tokio::test]
-async fn an_overloaded_engine_says_when_to_come_again() {
+async fn an_overloaded_engine_says_when_to_come_again(database: Database) {
     let bounds = Bounds { begin_waiting: 0, ..Bounds::default() };
-    let site = Site::with(options(), Engine::on(memory()).bounds(bounds)).await;
+    let site = Site::with(options(), open(&database).bounds(bounds)).await;
     let refused = site.start(r#"{"name":"echo"}"#).await;
     assert_eq!(refused.problem(), "429 overloaded");
     assert_eq!(refused.header("retry-after"), "1");
@@ -89,11 +99,9 @@ async fn an_overloaded_engine_says_when_to_come_again() {
     assert!(site.ids().await.is_empty());
 }
 
-#[tokio::test]
-async fn an_unknown_outcome_names_the_id_that_tells() {
-    let store = Faulty::new(memory());
-    let plan = store.plan();
-    let site = Site::with(options(), Engine::on(store).concurrency(0)).await;
+async fn an_unknown_outcome_names_the_id_that_tells(database: Database) {
+    let (builder, plan) = faulty(&database);
+    let site = Site::with(options(), builder.concurrency(0)).await;
     plan.add([Fault::UnknownWritten]);
     let unknown = site.start(r#"{"name":"echo","input":1}"#).await;
     assert_eq!(unknown.problem(), "503 outcome_unknown");
@@ -109,11 +117,9 @@ async fn an_unknown_outcome_names_the_id_that_tells() {
     assert_eq!(site.start(r#"{"name":"echo","id":"b"}"#).await.status, 201, "it had not");
 }
 
-#[tokio::test]
-async fn a_store_that_refuses_leaves_no_trace() {
-    let store = Faulty::new(memory());
-    let plan = store.plan();
-    let site = Site::with(options(), Engine::on(store).concurrency(0)).await;
+async fn a_store_that_refuses_leaves_no_trace(database: Database) {
+    let (builder, plan) = faulty(&database);
+    let site = Site::with(options(), builder.concurrency(0)).await;
     // Twice: in a batch with a sweep the commands are run one by one after the first.
     plan.add([Fault::NotCommitted, Fault::NotCommitted]);
     let refused = site.start(r#"{"name":"echo","id":"a"}"#).await;
@@ -123,14 +129,12 @@ async fn a_store_that_refuses_leaves_no_trace() {
     assert!(site.ids().await.is_empty());
 }
 
-#[test]
-fn what_takes_too_long_is_unknown_and_still_happens() {
+async fn what_takes_too_long_is_unknown_and_still_happens(database: Database) {
     // One thread for whatever looks at the store, so that the test can keep looks waiting.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
-    runtime.block_on(async {
-        let store = Faulty::new(memory());
-        let plan = store.plan();
-        let site = Site::with(options(), Engine::on(store)).await;
+    let scenario = async move {
+        let (builder, plan) = faulty(&database);
+        let site = Site::with(options(), builder).await;
         let request_timeout = std::time::Duration::from_millis(20);
         let hasty = site.beside(steadfast_server::Options { request_timeout, ..options() }).await;
         plan.hold_syncs_after(0);
@@ -145,13 +149,13 @@ fn what_takes_too_long_is_unknown_and_still_happens() {
         // The start goes on without its caller; asking again for it tells.
         assert!([200, 201].contains(&site.start(r#"{"name":"echo","id":"a","input":7}"#).await.status));
         assert_eq!(site.result("a").await.body, r#"{"status":"completed","result":7}"#);
-    });
+    };
+    std::thread::spawn(move || runtime.block_on(scenario)).join().unwrap();
 }
 
-#[tokio::test]
-async fn a_client_that_hangs_up_costs_its_workflow_nothing() {
+async fn a_client_that_hangs_up_costs_its_workflow_nothing(database: Database) {
     // A step granted to a start whose caller went away would otherwise be nobody's until its lease ends.
-    let site = Site::new().await;
+    let site = Site::new(&database).await;
     for n in 0..50 {
         let body = format!(r#"{{"name":"echo","id":"w{n}"}}"#);
         let mut raw = site.connect().await;
@@ -168,9 +172,8 @@ async fn a_client_that_hangs_up_costs_its_workflow_nothing() {
     }
 }
 
-#[tokio::test]
-async fn an_engine_that_is_shut_down_says_so() {
-    let site = Site::new().await;
+async fn an_engine_that_is_shut_down_says_so(database: Database) {
+    let site = Site::new(&database).await;
     site.engine.clone().shutdown(std::time::Duration::ZERO).await;
     let refused = site.start(r#"{"name":"echo"}"#).await;
     assert_eq!(refused.problem(), "503 shut_down");

@@ -1,10 +1,25 @@
 //! Bulk: lines in, outcomes out, each for itself.
 
-use steadfast::store::faults::{Fault, Faulty};
-use steadfast::{Engine, Limits};
+use steadfast::Limits;
+use steadfast::store::faults::Fault;
+use steadfast_pgtest::{Database, on_each_database};
 use steadfast_server::Options;
 
-use crate::site::{Answer, Raw, Site, memory, options, problem, soon};
+use crate::site::{Answer, Raw, Site, faulty, open, options, problem, soon};
+
+on_each_database! {
+    #[tokio::test] async:
+    each_line_has_its_own_outcome_in_order,
+    nothing_in_is_nothing_out,
+    ten_thousand_lines_are_taken_and_no_more,
+    a_line_has_a_size,
+    an_outcome_comes_before_the_next_line_is_sent,
+    a_client_that_reads_only_afterwards_is_served,
+    a_client_that_hangs_up_half_way_leaves_whole_lines_only,
+    bulks_are_few_at_a_time,
+    a_fault_of_the_store_is_told_to_the_lines_it_met,
+    a_configured_number_of_lines_holds,
+}
 
 const HEAD: &str = "POST /v1/workflows/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
 
@@ -28,9 +43,8 @@ fn outcomes(answer: &Answer) -> Vec<String> {
     answer.body.lines().map(short).collect()
 }
 
-#[tokio::test]
-async fn each_line_has_its_own_outcome_in_order() {
-    let site = Site::new().await;
+async fn each_line_has_its_own_outcome_in_order(database: Database) {
+    let site = Site::new(&database).await;
     let body = [
         r#"{"name":"echo","id":"a","input":1}"#,
         r#"{"name":"echo","id":"a","input":1}"#,
@@ -64,16 +78,14 @@ async fn each_line_has_its_own_outcome_in_order() {
     assert_eq!(ids, ["a", "c"]);
 }
 
-#[tokio::test]
-async fn nothing_in_is_nothing_out() {
-    let site = Site::new().await;
+async fn nothing_in_is_nothing_out(database: Database) {
+    let site = Site::new(&database).await;
     assert_eq!(outcomes(&site.bulk("").await), [""; 0]);
     assert_eq!(outcomes(&site.bulk("\n\r\n \n").await), [""; 0]);
 }
 
-#[tokio::test]
-async fn ten_thousand_lines_are_taken_and_no_more() {
-    let site = Site::idle(options()).await;
+async fn ten_thousand_lines_are_taken_and_no_more(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let body: String = (1..=10_001).map(|n| line(&n.to_string())).collect();
     let answer = outcomes(&site.bulk(body.clone()).await);
     assert_eq!(answer.len(), 10_001);
@@ -90,10 +102,9 @@ async fn ten_thousand_lines_are_taken_and_no_more() {
     assert_eq!((exact.len(), exact[9_999].as_str()), (10_000, "10000 10000 replay"));
 }
 
-#[tokio::test]
-async fn a_line_has_a_size() {
+async fn a_line_has_a_size(database: Database) {
     const MAX: usize = 2 << 20;
-    let site = Site::idle(options()).await;
+    let site = Site::idle(&database, options()).await;
     let padded = |id: &str, size: usize| {
         let start = line(id);
         let start = start.trim_end();
@@ -109,9 +120,8 @@ async fn a_line_has_a_size() {
     assert_eq!(ids, ["a", "b", "e"]);
 }
 
-#[tokio::test]
-async fn an_outcome_comes_before_the_next_line_is_sent() {
-    let site = Site::new().await;
+async fn an_outcome_comes_before_the_next_line_is_sent(database: Database) {
+    let site = Site::new(&database).await;
     let mut raw = site.connect().await;
     raw.send(HEAD).await;
     for n in 1..=3 {
@@ -126,9 +136,8 @@ async fn an_outcome_comes_before_the_next_line_is_sent() {
     assert!(last.contains("{\"line\":4,\"id\":\"4\",\"replay\":false}\n"), "{last}");
 }
 
-#[tokio::test]
-async fn a_client_that_reads_only_afterwards_is_served() {
-    let site = Site::idle(options()).await;
+async fn a_client_that_reads_only_afterwards_is_served(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let mut raw = site.connect().await;
     raw.send(HEAD).await;
     // Outcomes of several MB: more than the sockets take while nobody reads.
@@ -140,9 +149,8 @@ async fn a_client_that_reads_only_afterwards_is_served() {
     assert!(answer.contains("{\"line\":10000,"), "{}", answer.len());
 }
 
-#[tokio::test]
-async fn a_client_that_hangs_up_half_way_leaves_whole_lines_only() {
-    let site = Site::with(Options { bulks_max: 1, ..options() }, Engine::on(memory()).concurrency(0)).await;
+async fn a_client_that_hangs_up_half_way_leaves_whole_lines_only(database: Database) {
+    let site = Site::with(Options { bulks_max: 1, ..options() }, open(&database).concurrency(0)).await;
     let mut raw = site.connect().await;
     raw.send(HEAD).await;
     raw.chunk(&(line("a") + &line("b"))).await;
@@ -167,9 +175,8 @@ async fn a_client_that_hangs_up_half_way_leaves_whole_lines_only() {
     assert_eq!(ids, ["a", "b", "d"]);
 }
 
-#[tokio::test]
-async fn bulks_are_few_at_a_time() {
-    let site = Site::with(Options { bulks_max: 2, ..options() }, Engine::on(memory()).concurrency(0)).await;
+async fn bulks_are_few_at_a_time(database: Database) {
+    let site = Site::with(Options { bulks_max: 2, ..options() }, open(&database).concurrency(0)).await;
     let mut open: Vec<Raw> = Vec::new();
     for n in 0..2 {
         let mut raw = site.connect().await;
@@ -189,11 +196,9 @@ async fn bulks_are_few_at_a_time() {
     soon("room for a bulk", room).await;
 }
 
-#[tokio::test]
-async fn a_fault_of_the_store_is_told_to_the_lines_it_met() {
-    let store = Faulty::new(memory());
-    let plan = store.plan();
-    let site = Site::with(options(), Engine::on(store).concurrency(0)).await;
+async fn a_fault_of_the_store_is_told_to_the_lines_it_met(database: Database) {
+    let (builder, plan) = faulty(&database);
+    let site = Site::with(options(), builder.concurrency(0)).await;
     plan.add([Fault::UnknownWritten]);
     let mut raw = site.connect().await;
     raw.send(HEAD).await;
@@ -207,10 +212,9 @@ async fn a_fault_of_the_store_is_told_to_the_lines_it_met() {
     assert!(rest.contains("{\"line\":3,\"id\":\"b\",\"replay\":false}"), "{rest}");
 }
 
-#[tokio::test]
-async fn a_configured_number_of_lines_holds() {
+async fn a_configured_number_of_lines_holds(database: Database) {
     let limits = Limits { bulk_max: 2, ..Limits::default() };
-    let site = Site::with(options(), Engine::on(memory()).concurrency(0).limits(limits)).await;
+    let site = Site::with(options(), open(&database).concurrency(0).limits(limits)).await;
     let answer = site.bulk(format!("\n{}{}{}", line("a"), line("b"), line("c"))).await;
     assert_eq!(outcomes(&answer), ["2 a", "3 413 bulk_too_large 2"], "empty lines count");
     let answer = site.bulk(format!("{}{}\n\n", line("a"), line("b"))).await;

@@ -2,11 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+use steadfast_pgtest::{Database, on_each_database};
+
 use crate::site::{Site, soon};
 
-#[tokio::test]
-async fn a_result_can_be_waited_for() {
-    let site = Site::new().await;
+on_each_database! {
+    #[tokio::test] async:
+    a_result_can_be_waited_for,
+    a_cancel_tells_what_it_did,
+    a_cancel_needs_no_body,
+    a_bad_cancel_changes_nothing,
+    a_wait_hears_of_a_cancel,
+}
+
+async fn a_result_can_be_waited_for(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"hold","id":"a"}"#).await;
     site.door.entered().await;
     let now = site.get("/v1/workflows/a/result").await;
@@ -26,9 +36,8 @@ async fn a_result_can_be_waited_for() {
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
-#[tokio::test]
-async fn a_cancel_tells_what_it_did() {
-    let site = Site::new().await;
+async fn a_cancel_tells_what_it_did(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"hold","id":"a"}"#).await;
     site.door.entered().await;
     let cancelled = site.post("/v1/workflows/a/cancel", r#"{"reason":"no longer needed","by":"ops"}"#).await;
@@ -53,9 +62,8 @@ async fn a_cancel_tells_what_it_did() {
     assert_eq!(late.body, r#"{"outcome":"already_finished","status":"completed","result":1.0}"#);
 }
 
-#[tokio::test]
-async fn a_cancel_needs_no_body() {
-    let site = Site::new().await;
+async fn a_cancel_needs_no_body(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"nobody","id":"a"}"#).await;
     let answer = crate::site::Answer::of(site.request("POST", "/v1/workflows/a/cancel")).await;
     assert_eq!((answer.status, answer.body.as_str()), (200, r#"{"outcome":"cancelled"}"#));
@@ -63,9 +71,8 @@ async fn a_cancel_needs_no_body() {
     assert_eq!(events["events"][0]["payload"], serde_json::json!({"reason": "", "by": "api"}));
 }
 
-#[tokio::test]
-async fn a_bad_cancel_changes_nothing() {
-    let site = Site::new().await;
+async fn a_bad_cancel_changes_nothing(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"nobody","id":"a"}"#).await;
     let padded = |size: usize| format!("{{}}{}", " ".repeat(size - 2));
     for (path, body, expected) in [
@@ -84,9 +91,8 @@ async fn a_bad_cancel_changes_nothing() {
     assert_eq!(site.post("/v1/workflows/a/cancel", padded(4 << 20)).await.status, 200);
 }
 
-#[tokio::test]
-async fn a_wait_hears_of_a_cancel() {
-    let site = Site::new().await;
+async fn a_wait_hears_of_a_cancel(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"nobody","id":"a"}"#).await;
     let waits = site.get("/v1/workflows/a/result?wait_ms=20000");
     let cancels = site.post("/v1/workflows/a/cancel", r#"{"reason":"enough"}"#);

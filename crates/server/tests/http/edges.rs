@@ -2,30 +2,37 @@
 
 use std::net::SocketAddr;
 
-use steadfast::Engine;
+use steadfast_pgtest::{Database, on_each_database};
 use steadfast_server::{Options, Server};
 
-use crate::site::{Answer, Site, memory};
+use crate::site::{Answer, Site, open};
 
-#[tokio::test]
-async fn only_loopback_is_listened_on() {
+on_each_database! {
+    #[tokio::test] async:
+    only_loopback_is_listened_on,
+    other_hosts_other_pages_and_other_types_stay_out,
+    what_is_no_route_is_a_problem_too,
+    every_answer_is_neither_kept_nor_guessed,
+    health_is_told,
+    odd_http_is_refused_by_the_parser,
+}
+
+async fn only_loopback_is_listened_on(database: Database) {
+    let engine = open(&database).run().unwrap();
     for address in ["0.0.0.0:0", "192.0.2.1:0", "[::]:0", "[2001:db8::1]:0", "[::ffff:127.0.0.1]:0"] {
-        let engine = Engine::on(memory()).run().unwrap();
         let address: SocketAddr = address.parse().unwrap();
-        let refused = Server::bind(engine, Options::on(address)).await.unwrap_err();
+        let refused = Server::bind(engine.clone(), Options::on(address)).await.unwrap_err();
         assert_eq!(refused.code(), "not_loopback", "{address}");
         assert!(refused.to_string().contains("no keys"), "{refused}");
     }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let engine = Engine::on(memory()).run().unwrap();
     let refused = Server::bind(engine, Options::on(taken.local_addr().unwrap())).await.unwrap_err();
     assert_eq!(refused.code(), "bind_failed");
     assert_eq!(Options::default().listen.to_string(), "127.0.0.1:7420");
 }
 
-#[tokio::test]
-async fn other_hosts_other_pages_and_other_types_stay_out() {
-    let site = Site::new().await;
+async fn other_hosts_other_pages_and_other_types_stay_out(database: Database) {
+    let site = Site::new(&database).await;
     let own = format!("http://{}", site.address);
     let local = format!("localhost:{}", site.address.port());
     let post = |body: &'static str| site.request("POST", "/v1/workflows").body(body);
@@ -58,9 +65,8 @@ async fn other_hosts_other_pages_and_other_types_stay_out() {
     assert_eq!(Answer::of(named).await.status, 200);
 }
 
-#[tokio::test]
-async fn what_is_no_route_is_a_problem_too() {
-    let site = Site::new().await;
+async fn what_is_no_route_is_a_problem_too(database: Database) {
+    let site = Site::new(&database).await;
     for path in
         ["/", "/v1", "/v1/", "/v1/workflows/", "/v1/workflows/a/b", "/v2/workflows", "/v1/workflows/a/scratchpad/"]
     {
@@ -84,9 +90,8 @@ async fn what_is_no_route_is_a_problem_too() {
     assert_eq!(answer.problem(), "404 not_found");
 }
 
-#[tokio::test]
-async fn every_answer_is_neither_kept_nor_guessed() {
-    let site = Site::new().await;
+async fn every_answer_is_neither_kept_nor_guessed(database: Database) {
+    let site = Site::new(&database).await;
     for path in ["/v1/workflows", "/v1/workflows/absent", "/absent", "/healthz", "/readyz", "/metrics"] {
         let answer = site.get(path).await;
         assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");
@@ -96,9 +101,8 @@ async fn every_answer_is_neither_kept_nor_guessed() {
     assert_eq!((head.status, head.body.as_str()), (200, ""));
 }
 
-#[tokio::test]
-async fn health_is_told() {
-    let mut site = Site::new().await;
+async fn health_is_told(database: Database) {
+    let mut site = Site::new(&database).await;
     let alive = site.get("/healthz").await;
     assert_eq!((alive.status, alive.body.as_str()), (200, r#"{"alive":true}"#));
     let ready = site.get("/readyz").await;
@@ -111,9 +115,8 @@ async fn health_is_told() {
     site.stopped().await;
 }
 
-#[tokio::test]
-async fn odd_http_is_refused_by_the_parser() {
-    let site = Site::new().await;
+async fn odd_http_is_refused_by_the_parser(database: Database) {
+    let site = Site::new(&database).await;
     let many: String = (0..101).map(|n| format!("x-{n}: 1\r\n")).collect();
     let long = "x".repeat(17 << 10);
     for (head, expected) in [

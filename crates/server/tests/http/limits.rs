@@ -1,8 +1,19 @@
 //! Limits: every bound at one below, at, and one above; and every kind of bad input. Nothing refused leaves a trace.
 
 use serde_json::{Value, json};
+use steadfast_pgtest::{Database, on_each_database};
 
 use crate::site::{Site, options};
+
+on_each_database! {
+    #[tokio::test] async:
+    at_its_limit_everything_is_taken,
+    what_is_refused_is_named_and_leaves_no_trace,
+    a_refusal_tells_sizes_and_positions_and_no_contents,
+    values_come_back_as_they_were_sent,
+    a_body_without_a_length_has_the_same_limit,
+    large_bodies_take_turns_within_the_memory_for_them,
+}
 
 /// `depth` arrays inside one another.
 fn nested(depth: usize) -> String {
@@ -51,10 +62,9 @@ fn padded(bytes: usize) -> String {
     body + &" ".repeat(spaces)
 }
 
-#[tokio::test]
-async fn at_its_limit_everything_is_taken() {
+async fn at_its_limit_everything_is_taken(database: Database) {
     const MIB: usize = 1 << 20;
-    let site = Site::idle(options()).await;
+    let site = Site::idle(&database, options()).await;
     let mut count = 0;
     for body in [
         with("id", &string(127 + 2)),
@@ -106,10 +116,9 @@ async fn at_its_limit_everything_is_taken() {
     assert_eq!(site.ids().await.len(), count);
 }
 
-#[tokio::test]
-async fn what_is_refused_is_named_and_leaves_no_trace() {
+async fn what_is_refused_is_named_and_leaves_no_trace(database: Database) {
     const MIB: usize = 1 << 20;
-    let site = Site::idle(options()).await;
+    let site = Site::idle(&database, options()).await;
     for (body, expected) in [
         // Sizes, one above.
         (with("id", &string(129 + 2)), "400 invalid_id id 128"),
@@ -206,9 +215,8 @@ async fn what_is_refused_is_named_and_leaves_no_trace() {
     assert!(site.ids().await.is_empty());
 }
 
-#[tokio::test]
-async fn a_refusal_tells_sizes_and_positions_and_no_contents() {
-    let site = Site::idle(options()).await;
+async fn a_refusal_tells_sizes_and_positions_and_no_contents(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let answer = site.start(with("id", &string(200 + 2))).await.json();
     assert_eq!((&answer["size"], &answer["limit"]), (&200.into(), &128.into()));
     let answer = site.start(r#"{"name":"echo","input":{"secret":1,"secret":2}}"#).await;
@@ -222,9 +230,8 @@ async fn a_refusal_tells_sizes_and_positions_and_no_contents() {
     assert_eq!(site.start(padded(size)).await.json()["size"], size);
 }
 
-#[tokio::test]
-async fn values_come_back_as_they_were_sent() {
-    let site = Site::new().await;
+async fn values_come_back_as_they_were_sent(database: Database) {
+    let site = Site::new(&database).await;
     for value in [
         "9007199254740993",
         "18446744073709551617",
@@ -255,10 +262,9 @@ fn word_of(answer: &Value) -> String {
     crate::site::word(&answer["id"])
 }
 
-#[tokio::test]
-async fn a_body_without_a_length_has_the_same_limit() {
+async fn a_body_without_a_length_has_the_same_limit(database: Database) {
     use futures_util::stream;
-    let site = Site::idle(options()).await;
+    let site = Site::idle(&database, options()).await;
     let padded = |spaces: usize| {
         let pieces = std::iter::once(with("input", "1")).chain((0..spaces / 1_024).map(|_| " ".repeat(1_024)));
         reqwest::Body::wrap_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)))
@@ -268,10 +274,9 @@ async fn a_body_without_a_length_has_the_same_limit() {
     assert_eq!(site.ids().await.len(), 1);
 }
 
-#[tokio::test]
-async fn large_bodies_take_turns_within_the_memory_for_them() {
+async fn large_bodies_take_turns_within_the_memory_for_them(database: Database) {
     // Room for one at a time; each alone would take more than all of it.
-    let site = Site::idle(steadfast_server::Options { body_memory: 1 << 20, ..options() }).await;
+    let site = Site::idle(&database, steadfast_server::Options { body_memory: 1 << 20, ..options() }).await;
     let answers = (0..8).map(|_| site.start(with("input", &string(1 << 20))));
     let answers = futures_util::future::join_all(answers).await;
     assert!(answers.iter().all(|answer| answer.status == 201), "{answers:?}");

@@ -3,13 +3,25 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use steadfast::Engine;
+use steadfast_pgtest::{Database, on_each_database};
 
-use crate::site::{Site, memory, options, word};
+use crate::site::{Site, open, options, word};
 
-#[tokio::test]
-async fn a_workflow_is_shown_as_it_stands() {
-    let site = Site::new().await;
+on_each_database! {
+    #[tokio::test] async:
+    a_workflow_is_shown_as_it_stands,
+    progress_is_shown_with_the_claim,
+    a_list_is_paged_and_filtered,
+    a_log_is_paged,
+    a_scratchpad_is_paged,
+    a_page_ends_before_it_becomes_too_large,
+    what_is_not_there_is_said_so,
+    an_address_is_checked,
+    any_id_can_be_asked_for,
+}
+
+async fn a_workflow_is_shown_as_it_stands(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"hold","id":"held","options":{"priority":3,"tags":["x"]}}"#).await;
     site.door.entered().await;
     let held = site.get("/v1/workflows/held").await.json();
@@ -56,9 +68,8 @@ async fn a_workflow_is_shown_as_it_stands() {
     assert_eq!(failed["error"], json!({"code": "boom", "reason": "it broke"}));
 }
 
-#[tokio::test]
-async fn progress_is_shown_with_the_claim() {
-    let site = Site::with(options(), Engine::on(memory()).lease(Duration::from_millis(300))).await;
+async fn progress_is_shown_with_the_claim(database: Database) {
+    let site = Site::with(options(), open(&database).lease(Duration::from_millis(300))).await;
     site.start(r#"{"name":"hold","id":"a"}"#).await;
     site.door.entered().await;
     // The next heartbeat brings it.
@@ -73,9 +84,8 @@ async fn progress_is_shown_with_the_claim() {
     assert_eq!(crate::site::soon("the progress", seen).await, "at the door");
 }
 
-#[tokio::test]
-async fn a_list_is_paged_and_filtered() {
-    let site = Site::new().await;
+async fn a_list_is_paged_and_filtered(database: Database) {
+    let site = Site::new(&database).await;
     for n in 0..7 {
         site.start(format!(r#"{{"name":"echo","id":"e{n}"}}"#)).await;
         site.result(&format!("e{n}")).await;
@@ -106,9 +116,8 @@ async fn a_list_is_paged_and_filtered() {
     assert_eq!(ids("name=absent").await, "");
 }
 
-#[tokio::test]
-async fn a_log_is_paged() {
-    let site = Site::new().await;
+async fn a_log_is_paged(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"write","id":"a","input":1}"#).await;
     site.result("a").await;
     let kinds = async |query: &str| {
@@ -131,9 +140,8 @@ async fn a_log_is_paged() {
     assert!(page.json()["events"][0]["at"].as_i64().is_some());
 }
 
-#[tokio::test]
-async fn a_scratchpad_is_paged() {
-    let site = Site::new().await;
+async fn a_scratchpad_is_paged(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"write","id":"a","input":null,"writes":{"z/z":[1.0]}}"#).await;
     site.result("a").await;
     let page = site.get("/v1/workflows/a/scratchpad").await;
@@ -151,9 +159,8 @@ async fn a_scratchpad_is_paged() {
     assert_eq!(site.get("/v1/workflows/a/scratchpad/absent").await.problem(), "404 unknown_key");
 }
 
-#[tokio::test]
-async fn a_page_ends_before_it_becomes_too_large() {
-    let site = Site::idle(options()).await;
+async fn a_page_ends_before_it_becomes_too_large(database: Database) {
+    let site = Site::idle(&database, options()).await;
     let mib = format!("\"{}\"", "x".repeat((1 << 20) - 2));
     site.start(format!(r#"{{"name":"echo","id":"a","input":{mib},"writes":{{"a":{mib},"b":{mib},"c":{mib}}}}}"#)).await;
     // Four values of one MiB and their keys are more than 4 MiB.
@@ -167,9 +174,8 @@ async fn a_page_ends_before_it_becomes_too_large() {
     assert_eq!(page.json()["next"], Value::Null);
 }
 
-#[tokio::test]
-async fn what_is_not_there_is_said_so() {
-    let site = Site::new().await;
+async fn what_is_not_there_is_said_so(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"echo","id":"a"}"#).await;
     for path in ["", "/events", "/scratchpad", "/scratchpad/k", "/result", "/result?wait_ms=1000"] {
         let answer = site.get(&format!("/v1/workflows/absent{path}")).await;
@@ -178,9 +184,8 @@ async fn what_is_not_there_is_said_so() {
     }
 }
 
-#[tokio::test]
-async fn an_address_is_checked() {
-    let site = Site::new().await;
+async fn an_address_is_checked(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"echo","id":"a"}"#).await;
     let long = "x".repeat(257);
     for (path, expected) in [
@@ -215,9 +220,8 @@ async fn an_address_is_checked() {
     assert_eq!(site.get("/v1/workflows?limit=500").await.status, 200);
 }
 
-#[tokio::test]
-async fn any_id_can_be_asked_for() {
-    let site = Site::new().await;
+async fn any_id_can_be_asked_for(database: Database) {
+    let site = Site::new(&database).await;
     for (id, path) in [
         ("bulk", "bulk"),
         ("a/b", "a%2Fb"),

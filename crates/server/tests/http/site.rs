@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use steadfast::store::clock::SystemClock;
-use steadfast::store::memory::MemoryStore;
+use steadfast::store::Store;
+use steadfast::store::faults::{Faulty, Plan};
+use steadfast::store::postgres::PostgresStore;
+use steadfast::store::sqlite::SqliteStore;
 use steadfast::{Builder, Ctx, Engine, Json, StepResult, done, fail, step};
+use steadfast_pgtest::Database;
 use steadfast_server::{Options, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -55,20 +58,31 @@ pub(crate) fn options() -> Options {
     Options::on(([127, 0, 0, 1], 0).into())
 }
 
-/// An empty store in memory.
-pub(crate) fn memory() -> MemoryStore {
-    MemoryStore::new(Arc::new(SystemClock::new()))
+/// An engine to be, on the store of a database.
+pub(crate) fn open(database: &Database) -> Builder {
+    Engine::open(&database.url()).unwrap()
+}
+
+/// The same on a store that fails where the plan says.
+pub(crate) fn faulty(database: &Database) -> (Builder, Plan) {
+    let store: Box<dyn Store> = match database.file() {
+        Some(path) => Box::new(SqliteStore::open(path).unwrap()),
+        None => Box::new(PostgresStore::open(&database.url()).unwrap()),
+    };
+    let store = Faulty::new(store);
+    let plan = store.plan();
+    (Engine::on(store), plan)
 }
 
 impl Site {
     /// With the definitions below and 8 workflows at once.
-    pub(crate) async fn new() -> Self {
-        Self::with(options(), Engine::on(memory())).await
+    pub(crate) async fn new(database: &Database) -> Self {
+        Self::with(options(), open(database)).await
     }
 
     /// With an engine that runs nothing.
-    pub(crate) async fn idle(options: Options) -> Self {
-        Self::with(options, Engine::on(memory()).concurrency(0)).await
+    pub(crate) async fn idle(database: &Database, options: Options) -> Self {
+        Self::with(options, open(database).concurrency(0)).await
     }
 
     pub(crate) async fn with(options: Options, builder: Builder) -> Self {

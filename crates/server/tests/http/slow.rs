@@ -2,10 +2,29 @@
 
 use std::time::{Duration, Instant};
 
+use steadfast_pgtest::{Database, on_each_database};
 use steadfast_server::Options;
 use tokio::net::TcpSocket;
 
 use crate::site::{PATIENCE, Raw, Site, options, soon};
+
+on_each_database! {
+    #[tokio::test] async:
+    a_silent_connection_is_closed,
+    half_a_head_is_not_waited_for,
+    a_head_byte_by_byte_has_no_more_time,
+    the_next_head_has_its_own_time,
+    a_resting_connection_is_closed,
+    a_long_poll_is_no_slow_client,
+    a_body_that_does_not_come_is_refused,
+    a_body_byte_by_byte_has_no_more_time,
+    a_line_that_does_not_come_ends_the_bulk,
+    a_bulk_as_a_whole_has_a_time,
+    an_answer_that_is_not_read_is_given_up,
+    a_reader_that_is_merely_slow_gets_all,
+    one_connection_too_many_is_told_so,
+    many_silent_connections_do_not_hinder_the_rest,
+}
 
 /// Short enough to wait for, long enough for a busy machine to keep within.
 const SHORT: Duration = Duration::from_millis(300);
@@ -25,26 +44,23 @@ fn patient() -> Options {
     }
 }
 
-#[tokio::test]
-async fn a_silent_connection_is_closed() {
-    let site = Site::idle(Options { header_timeout: SHORT, ..patient() }).await;
+async fn a_silent_connection_is_closed(database: Database) {
+    let site = Site::idle(&database, Options { header_timeout: SHORT, ..patient() }).await;
     let began = Instant::now();
     let mut raw = site.connect().await;
     assert_eq!(raw.read_to_end().await, "");
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
 }
 
-#[tokio::test]
-async fn half_a_head_is_not_waited_for() {
-    let site = Site::idle(Options { header_timeout: SHORT, ..patient() }).await;
+async fn half_a_head_is_not_waited_for(database: Database) {
+    let site = Site::idle(&database, Options { header_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("GET /healthz HTTP/1.1\r\nhost: local").await;
     assert_eq!(raw.read_to_end().await, "");
 }
 
-#[tokio::test]
-async fn a_head_byte_by_byte_has_no_more_time() {
-    let site = Site::idle(Options { header_timeout: SHORT, ..patient() }).await;
+async fn a_head_byte_by_byte_has_no_more_time(database: Database) {
+    let site = Site::idle(&database, Options { header_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ").await;
     let began = Instant::now();
@@ -54,9 +70,8 @@ async fn a_head_byte_by_byte_has_no_more_time() {
     }
 }
 
-#[tokio::test]
-async fn the_next_head_has_its_own_time() {
-    let site = Site::idle(Options { header_timeout: SHORT, ..patient() }).await;
+async fn the_next_head_has_its_own_time(database: Database) {
+    let site = Site::idle(&database, Options { header_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     let request = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     // Between two requests a connection may rest for much longer than a head may take.
@@ -71,9 +86,8 @@ async fn the_next_head_has_its_own_time() {
     assert!(began.elapsed() < PATIENCE / 2);
 }
 
-#[tokio::test]
-async fn a_resting_connection_is_closed() {
-    let site = Site::idle(Options { idle_timeout: SHORT, ..patient() }).await;
+async fn a_resting_connection_is_closed(database: Database) {
+    let site = Site::idle(&database, Options { idle_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     raw.read_until("true}").await;
@@ -82,17 +96,15 @@ async fn a_resting_connection_is_closed() {
     assert!(began.elapsed() >= SHORT / 2, "{:?}", began.elapsed());
 }
 
-#[tokio::test]
-async fn a_long_poll_is_no_slow_client() {
-    let site = Site::idle(Options { header_timeout: SHORT, idle_timeout: SHORT, ..patient() }).await;
+async fn a_long_poll_is_no_slow_client(database: Database) {
+    let site = Site::idle(&database, Options { header_timeout: SHORT, idle_timeout: SHORT, ..patient() }).await;
     site.start(r#"{"name":"echo","id":"a"}"#).await;
     let answer = site.get("/v1/workflows/a/result?wait_ms=1000").await;
     assert_eq!(answer.status, 202);
 }
 
-#[tokio::test]
-async fn a_body_that_does_not_come_is_refused() {
-    let site = Site::idle(Options { body_timeout: SHORT, ..patient() }).await;
+async fn a_body_that_does_not_come_is_refused(database: Database) {
+    let site = Site::idle(&database, Options { body_timeout: SHORT, ..patient() }).await;
     for body in ["content-length: 100\r\n\r\n{\"name\":", "transfer-encoding: chunked\r\n\r\n8\r\n{\"name\":\r\n"] {
         let mut raw = site.connect().await;
         raw.send(&format!(
@@ -106,9 +118,8 @@ async fn a_body_that_does_not_come_is_refused() {
     assert!(site.ids().await.is_empty());
 }
 
-#[tokio::test]
-async fn a_body_byte_by_byte_has_no_more_time() {
-    let site = Site::idle(Options { body_timeout: SHORT, ..patient() }).await;
+async fn a_body_byte_by_byte_has_no_more_time(database: Database) {
+    let site = Site::idle(&database, Options { body_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("POST /v1/workflows HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n")
         .await;
@@ -119,9 +130,8 @@ async fn a_body_byte_by_byte_has_no_more_time() {
     }
 }
 
-#[tokio::test]
-async fn a_line_that_does_not_come_ends_the_bulk() {
-    let site = Site::idle(Options { body_timeout: SHORT, ..patient() }).await;
+async fn a_line_that_does_not_come_ends_the_bulk(database: Database) {
+    let site = Site::idle(&database, Options { body_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("POST /v1/workflows/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n")
         .await;
@@ -132,9 +142,8 @@ async fn a_line_that_does_not_come_ends_the_bulk() {
     assert_eq!(site.ids().await, ["a"]);
 }
 
-#[tokio::test]
-async fn a_bulk_as_a_whole_has_a_time() {
-    let site = Site::idle(Options { bulk_timeout: SHORT, ..patient() }).await;
+async fn a_bulk_as_a_whole_has_a_time(database: Database) {
+    let site = Site::idle(&database, Options { bulk_timeout: SHORT, ..patient() }).await;
     let mut raw = site.connect().await;
     raw.send("POST /v1/workflows/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n")
         .await;
@@ -146,9 +155,8 @@ async fn a_bulk_as_a_whole_has_a_time() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_that_is_not_read_is_given_up() {
-    let site = Site::idle(Options { write_timeout: SHORT, connections_max: 2, ..patient() }).await;
+async fn an_answer_that_is_not_read_is_given_up(database: Database) {
+    let site = Site::idle(&database, Options { write_timeout: SHORT, connections_max: 2, ..patient() }).await;
     let mib = format!("\"{}\"", "x".repeat((1 << 20) - 2));
     site.start(format!(r#"{{"name":"echo","id":"a","input":{mib},"writes":{{"a":{mib},"b":{mib}}}}}"#)).await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -170,9 +178,8 @@ async fn an_answer_that_is_not_read_is_given_up() {
     assert!(answer.len() < 24 << 20, "all of it came: {} bytes", answer.len());
 }
 
-#[tokio::test]
-async fn a_reader_that_is_merely_slow_gets_all() {
-    let site = Site::idle(Options { write_timeout: SHORT, ..patient() }).await;
+async fn a_reader_that_is_merely_slow_gets_all(database: Database) {
+    let site = Site::idle(&database, Options { write_timeout: SHORT, ..patient() }).await;
     let mib = format!("\"{}\"", "x".repeat((1 << 20) - 2));
     site.start(format!(r#"{{"name":"echo","id":"a","input":{mib},"writes":{{"a":{mib},"b":{mib}}}}}"#)).await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -191,9 +198,8 @@ async fn a_reader_that_is_merely_slow_gets_all() {
     }
 }
 
-#[tokio::test]
-async fn one_connection_too_many_is_told_so() {
-    let site = Site::idle(Options { connections_max: 2, ..patient() }).await;
+async fn one_connection_too_many_is_told_so(database: Database) {
+    let site = Site::idle(&database, Options { connections_max: 2, ..patient() }).await;
     let mut open = Vec::new();
     for _ in 0..2 {
         let mut raw = site.connect().await;
@@ -217,9 +223,8 @@ async fn one_connection_too_many_is_told_so() {
     soon("room for another connection", room).await;
 }
 
-#[tokio::test]
-async fn many_silent_connections_do_not_hinder_the_rest() {
-    let site = Site::new().await;
+async fn many_silent_connections_do_not_hinder_the_rest(database: Database) {
+    let site = Site::new(&database).await;
     let mut silent = Vec::new();
     for _ in 0..200 {
         silent.push(site.connect().await);

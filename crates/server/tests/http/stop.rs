@@ -2,16 +2,24 @@
 
 use std::time::{Duration, Instant};
 
+use steadfast_pgtest::{Database, on_each_database};
 use steadfast_server::Options;
 use tokio::net::TcpStream;
 
 use crate::site::{PATIENCE, Site, options};
 
+on_each_database! {
+    #[tokio::test] async:
+    requests_in_flight_finish_and_new_ones_are_not_taken,
+    who_waits_is_told_to_come_again,
+    connections_that_ask_nothing_delay_no_stop,
+    after_the_grace_requests_are_cut,
+}
+
 const LONG: Duration = Duration::from_secs(600);
 
-#[tokio::test]
-async fn requests_in_flight_finish_and_new_ones_are_not_taken() {
-    let mut site = Site::idle(Options { grace: LONG, ..options() }).await;
+async fn requests_in_flight_finish_and_new_ones_are_not_taken(database: Database) {
+    let mut site = Site::idle(&database, Options { grace: LONG, ..options() }).await;
     let address = site.address;
     let mut raw = site.connect().await;
     raw.send("POST /v1/workflows HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 24\r\n\r\n")
@@ -32,9 +40,8 @@ async fn requests_in_flight_finish_and_new_ones_are_not_taken() {
     assert_eq!(engine.head("a").await.unwrap().name.as_str(), "echo", "the engine goes on");
 }
 
-#[tokio::test]
-async fn who_waits_is_told_to_come_again() {
-    let mut site = Site::new().await;
+async fn who_waits_is_told_to_come_again(database: Database) {
+    let mut site = Site::new(&database).await;
     site.start(r#"{"name":"hold","id":"a"}"#).await;
     site.door.entered().await;
     let mut raw = site.connect().await;
@@ -49,9 +56,8 @@ async fn who_waits_is_told_to_come_again() {
     assert!(began.elapsed() < PATIENCE);
 }
 
-#[tokio::test]
-async fn connections_that_ask_nothing_delay_no_stop() {
-    let mut site = Site::new().await;
+async fn connections_that_ask_nothing_delay_no_stop(database: Database) {
+    let mut site = Site::new(&database).await;
     let silent = site.connect().await;
     let mut half = site.connect().await;
     half.send("GET /healthz HTT").await;
@@ -65,9 +71,8 @@ async fn connections_that_ask_nothing_delay_no_stop() {
     drop((silent, half, resting));
 }
 
-#[tokio::test]
-async fn after_the_grace_requests_are_cut() {
-    let mut site = Site::idle(Options { grace: Duration::from_millis(200), ..options() }).await;
+async fn after_the_grace_requests_are_cut(database: Database) {
+    let mut site = Site::idle(&database, Options { grace: Duration::from_millis(200), ..options() }).await;
     let mut raw = site.connect().await;
     raw.send("POST /v1/workflows HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 24\r\n\r\n")
         .await;

@@ -2,9 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use steadfast::Engine;
+use steadfast_pgtest::{Database, on_each_database};
 
-use crate::site::{Site, options};
+use crate::site::Site;
+
+on_each_database! {
+    #[tokio::test] async:
+    what_happened_is_counted,
+    several_servers_of_one_process_share_counters_and_keep_their_gauges,
+}
 
 /// Every sample by its name and labels, after checking the form of each line.
 fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -32,11 +38,8 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
     samples
 }
 
-#[tokio::test]
-async fn what_happened_is_counted() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("store.db").display());
-    let site = Site::with(options(), Engine::open(&url).unwrap()).await;
+async fn what_happened_is_counted(database: Database) {
+    let site = Site::new(&database).await;
     site.start(r#"{"name":"hold","id":"secret-id"}"#).await;
     site.door.entered().await;
     site.get("/v1/workflows/secret-id").await;
@@ -72,9 +75,8 @@ async fn what_happened_is_counted() {
     }
 }
 
-#[tokio::test]
-async fn several_servers_of_one_process_share_counters_and_keep_their_gauges() {
-    let (one, other) = (Site::new().await, Site::new().await);
+async fn several_servers_of_one_process_share_counters_and_keep_their_gauges(database: Database) {
+    let (one, other) = (Site::new(&database).await, Site::new(&database.another()).await);
     one.start(r#"{"name":"hold"}"#).await;
     one.door.entered().await;
     let running = |text: &str| parse(text)["steadfast_running_workflows"];
