@@ -2,6 +2,8 @@
 //!
 //! The frames of a commit whose sync failed are in the log file and may or may not survive. The caller must hear
 //! *unknown*, nobody may read what is not durable, and the same id sent again must tell the truth.
+//!
+//! About SQLite, whose syncs are ours; PostgreSQL makes its own.
 
 mod common;
 

@@ -6,16 +6,24 @@ use std::process::Command;
 
 use common::{Server, binary, run, stderr, stdout, store};
 use serde_json::Value;
+use steadfast_pgtest::{Database, on_each_database};
+
+on_each_database! {
+    #[test]:
+    verbs_say_what_they_did_and_end_with_their_code,
+    json_is_one_value_and_has_the_documented_members,
+    values_are_shown_byte_for_byte,
+    a_start_without_an_id_names_the_one_it_made,
+    serve_admits_without_definitions_and_runs_samples_when_asked,
+}
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 /// Rows of: arguments, exit code, a part of standard output, a part of standard error.
-#[test]
-fn verbs_say_what_they_did_and_end_with_their_code() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::dev(data.path());
+fn verbs_say_what_they_did_and_end_with_their_code(database: Database) {
+    let server = Server::dev_on(&database.url());
     let long = "x".repeat(129);
     for (args, code, out, err) in [
         (vec!["start", "hello", "--input", r#"{"steps":2}"#, "--id", "a", "--wait"], 0, r#""steps":2"#, ""),
@@ -63,10 +71,8 @@ fn verbs_say_what_they_did_and_end_with_their_code() {
     server.stop();
 }
 
-#[test]
-fn json_is_one_value_and_has_the_documented_members() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::dev(data.path());
+fn json_is_one_value_and_has_the_documented_members(database: Database) {
+    let server = Server::dev_on(&database.url());
     let get = |args: &[&str]| {
         let output = run(Some(&server.url), args);
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
@@ -98,7 +104,7 @@ fn json_is_one_value_and_has_the_documented_members() {
     let rest = get(&["list", "--before", &next, "--json"]);
     assert_eq!((rest["workflows"].as_array().unwrap().len(), &rest["next"]), (1, &Value::Null));
     assert_eq!(get(&["cancel", "s", "--json"])["outcome"], "cancelled");
-    let verified = get(&["verify", "--data", data.path().to_str().unwrap(), "--json"]);
+    let verified = get(&["verify", "--store", &database.url(), "--json"]);
     assert_eq!((&verified["workflows"], &verified["fault_count"]), (&Value::from(3), &Value::from(0)));
     let refused = run(Some(&server.url), &["show", "missing", "--json"]);
     assert_eq!(json(&stderr(&refused))["error"]["code"], "unknown_workflow");
@@ -106,10 +112,8 @@ fn json_is_one_value_and_has_the_documented_members() {
 }
 
 /// What users store comes out as it went in, whatever a double or a sorted map would make of it.
-#[test]
-fn values_are_shown_byte_for_byte() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::dev(data.path());
+fn values_are_shown_byte_for_byte(database: Database) {
+    let server = Server::dev_on(&database.url());
     let value = r#"{"z":1e400,"n":123456789012345678901234,"d":0.10,"a":[-0, 1]}"#;
     assert!(run(Some(&server.url), &["start", "nobody_knows", "--id", "v", "--input", value]).status.success());
     for args in [
@@ -129,10 +133,8 @@ fn values_are_shown_byte_for_byte() {
 }
 
 /// An id that was made here is named whenever its outcome is open, so that nobody is left without it.
-#[test]
-fn a_start_without_an_id_names_the_one_it_made() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::dev(data.path());
+fn a_start_without_an_id_names_the_one_it_made(database: Database) {
+    let server = Server::dev_on(&database.url());
     let waiting = Command::new(binary())
         .args(["start", "sleeper", "--input", r#"{"seconds":3600}"#, "--wait", "--json"])
         .env("STEADFAST_URL", &server.url)
@@ -182,6 +184,7 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
     assert!(!std::path::Path::new(folder).exists());
 }
 
+/// About a file: its lock, and copies of it. What differs in PostgreSQL is told in `postgres.rs`.
 #[test]
 fn a_store_is_verified_and_backed_up_beside_its_owner_and_has_no_second_one() {
     let data = tempfile::tempdir().unwrap();
@@ -227,18 +230,16 @@ fn only_loopback_is_listened_on() {
     assert!(stderr(&output).contains("loopback"), "{}", stderr(&output));
 }
 
-#[test]
-fn serve_admits_without_definitions_and_runs_samples_when_asked() {
-    let data = tempfile::tempdir().unwrap();
+fn serve_admits_without_definitions_and_runs_samples_when_asked(database: Database) {
     let mut command = Command::new(binary());
-    command.arg("serve");
-    let server = Server::start(command, data.path());
+    command.args(["serve", "--store", &database.url()]);
+    let server = Server::start_on(command);
     let output = run(Some(&server.url), &["start", "hello", "--id", "a"]);
     assert!(output.status.success() && stderr(&output).contains("no worker"), "{}", stderr(&output));
     server.stop();
     let mut command = Command::new(binary());
-    command.args(["serve", "--samples"]);
-    let server = Server::start(command, data.path());
+    command.args(["serve", "--samples", "--store", &database.url()]);
+    let server = Server::start_on(command);
     let output = run(Some(&server.url), &["start", "hello", "--id", "a", "--wait"]);
     assert!(stdout(&output).contains(r#""steps":3"#), "it runs now: {}", stdout(&output));
     server.stop();

@@ -42,7 +42,8 @@ impl Server {
         Self::start_on(command)
     }
 
-    fn start_on(command: Command) -> Self {
+    /// The same without `--data`.
+    pub fn start_on(command: Command) -> Self {
         Self::try_start(command, Stdio::null()).unwrap_or_else(|said| panic!("it said {said:?}"))
     }
 
