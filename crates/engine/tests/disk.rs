@@ -144,10 +144,12 @@ async fn under_load_the_next_batch_is_written_while_one_is_on_its_way_to_the_dis
             }
             break;
         }
-        // A sweep came between: it stood behind the first, which went another way.
+        // A sweep came between: it stood behind the first, which went another way. All ends before the next round, where
+        // a commit of this one would be held in place of the first.
         plan.release_syncs();
         for start in starting {
-            within(start).await.unwrap().unwrap();
+            let handle = within(start).await.unwrap().unwrap();
+            within(handle.result::<u32>()).await.unwrap();
         }
         assert!(round < 10, "no start comes alone");
     }
