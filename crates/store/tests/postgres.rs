@@ -38,7 +38,7 @@ fn every_statement_has_its_plan_whatever_the_statistics_say() {
     sql(
         &harness.url,
         "vacuum analyze {schema}.heads, {schema}.events, {schema}.scratchpad, {schema}.admissions,
-                       {schema}.ready, {schema}.claim_calls",
+                       {schema}.ready, {schema}.timed, {schema}.ended_badly, {schema}.claim_calls",
     );
     let mut scans: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, plan) in postgres::plans(&harness.url).expect("statements are explained") {
@@ -110,6 +110,9 @@ fn damage_is_found() {
         "complete w1@1 to pay $x=1",
         "start w4",
         "start w5",
+        "claim b",
+        "start w6",
+        "cancel w6",
     ]);
     let reader = PostgresReader::open(&url).expect("the store is there");
     let found = |statement: &str| {
@@ -128,6 +131,13 @@ fn damage_is_found() {
         (
             "insert into {schema}.ready (namespace, workflow, name, step, rank) values (1, 77, 'a', 'start', 1)",
             "row_without_ready",
+        ),
+        ("delete from {schema}.timed", "timed_without_row"),
+        ("insert into {schema}.timed (namespace, workflow, wake, due) values (1, 77, 0, 1)", "row_without_timed"),
+        ("delete from {schema}.ended_badly", "ended_badly_without_row"),
+        (
+            "insert into {schema}.ended_badly (namespace, workflow, status) values (1, 77, 'failed')",
+            "row_without_ended_badly",
         ),
         ("delete from {schema}.admissions where id = 'w3'", "head_without_receipt"),
         ("delete from {schema}.heads where id = 'w4'", "log_without_head"),

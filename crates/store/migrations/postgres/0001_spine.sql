@@ -67,9 +67,8 @@ create table {schema}.events (
     constraint events_key primary key (workflow, seq)   -- the lock: one event a position
 );
 
--- The current state of each workflow: derived from its log, saved with it, rebuilt from it by verify. A step that goes
--- on to the next changes no indexed column, and there is room on the page for as many new versions as it has rows: they
--- need no index entry.
+-- The current state of each workflow: derived from its log, saved with it, rebuilt from it by verify. There is room on a
+-- page for as many new versions as it has rows.
 create table {schema}.heads (
     workflow bigint not null,
     seq bigint not null,
@@ -106,16 +105,12 @@ create table {schema}.heads (
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
 
--- Sweeps: whose time has come; and all open claims, for giving them back.
-create index heads_timed on {schema}.heads (namespace, wake, due, workflow) where due is not null;
--- Lists of a namespace, and of one definition, newest first.
+-- Lists of a namespace, and of one definition, newest first. Nothing that changes stands in an index of heads: a step, a
+-- claim and an end are then new versions on the same page, and no index hears of them.
 create index heads_listed on {schema}.heads (namespace, (- workflow));
 create index heads_by_name on {schema}.heads (namespace, name, (- workflow));
--- Lists of what ended badly: few rows, often looked for.
-create index heads_ended_badly on {schema}.heads (namespace, status, (- workflow)) where status in ('failed', 'cancelled');
 
--- Claims: the next ready step that a worker knows; a row for each ready head. A table of its own, because a head whose
--- step stood in an index could not be updated without touching all of them, at every step.
+-- Claims: the next ready step that a worker knows; a row for each ready head.
 create table {schema}.ready (
     rank bigint not null,
     workflow bigint not null,
@@ -126,6 +121,26 @@ create table {schema}.ready (
 ) with (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- Sweeps: whose time has come; and all open claims, for giving them back. A row for each head that waits for time.
+create table {schema}.timed (
+    due bigint not null,
+    workflow bigint not null,
+    namespace integer not null,
+    wake smallint not null,
+    constraint timed_key primary key (namespace, wake, due, workflow)
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- Lists of what ended badly: few rows, often looked for. A row for each failed or cancelled head.
+create table {schema}.ended_badly (
+    workflow bigint not null,
+    namespace integer not null,
+    status text collate "C" not null,
+    constraint ended_badly_key primary key (namespace, status, workflow)
 );
 
 -- The current value of each variable of each workflow, saved with the commit that wrote it.

@@ -445,7 +445,8 @@ impl Copy {
             self.execute(
                 doing,
                 "lock table {schema}.store, {schema}.nodes, {schema}.namespaces, {schema}.admissions, {schema}.events,
-                     {schema}.heads, {schema}.ready, {schema}.scratchpad, {schema}.claim_calls in access exclusive mode",
+                     {schema}.heads, {schema}.ready, {schema}.timed, {schema}.ended_badly, {schema}.scratchpad,
+                     {schema}.claim_calls in access exclusive mode",
             )
             .await?;
             self.refuse_nodes().await?;
@@ -459,7 +460,7 @@ impl Copy {
         self.execute(
             doing,
             "delete from {schema}.nodes; delete from {schema}.namespaces; delete from {schema}.ready;
-             delete from {schema}.claim_calls",
+             delete from {schema}.timed; delete from {schema}.ended_badly; delete from {schema}.claim_calls",
         )
         .await?;
         // Where it is, as of this connection: the first node shall not find itself elsewhere.
@@ -526,10 +527,15 @@ impl Copy {
             &format!(
                 "insert into {{schema}}.ready (namespace, workflow, name, step, rank)
                      select namespace, workflow, name, step, rank from {{schema}}.heads where rank is not null;
+                 insert into {{schema}}.timed (namespace, workflow, wake, due)
+                     select namespace, workflow, wake, due from {{schema}}.heads where due is not null;
+                 insert into {{schema}}.ended_badly (namespace, workflow, status)
+                     select namespace, workflow, status from {{schema}}.heads where status in ('failed', 'cancelled');
                  select setval('{{schema}}.namespace_numbers', (select max(namespace) from {{schema}}.namespaces));
                  {past}
                  analyze {{schema}}.namespaces, {{schema}}.admissions, {{schema}}.events, {{schema}}.heads,
-                     {{schema}}.ready, {{schema}}.scratchpad, {{schema}}.claim_calls"
+                     {{schema}}.ready, {{schema}}.timed, {{schema}}.ended_badly, {{schema}}.scratchpad,
+                     {{schema}}.claim_calls"
             ),
         )
         .await

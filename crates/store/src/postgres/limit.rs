@@ -121,7 +121,6 @@ impl Share {
         let (workers, remotes, wakes) =
             (vec![Some("n1.b1.p12345"); batch], vec![Some(false); batch], vec![Some(0_i16); batch]);
         let due = vec![Some(1_i64); batch];
-        let (ids, names) = (vec!["0191f0a0-0000-7000-8000-000000000000"; batch], vec!["ten"; batch]);
         let keys = vec!["result"; batch];
         let values = vec![texts.value; batch];
         let twice = [ones.clone(), ones.clone()].concat();
@@ -150,15 +149,14 @@ impl Share {
                 let seqs = [vec![seq; batch], vec![seq + 1; batch]].concat();
                 let heads_at = vec![seq + 1; batch];
                 let events: [&(dyn ToSql + Sync); 7] = [&twice, &both, &seqs, &types, &twice, &at, &payloads];
-                let updated: [&(dyn ToSql + Sync); 28] = [
-                    &ones, numbers, &heads_at, &long, &kept, &no_text, &steps, &long, &short, &short, &tokens, &long,
-                    &workers, &long, &remotes, &long, &long, &long, &long, &no_text, &none, &wakes, &due, &ids, &names,
-                    &no_text, &ones, &long,
+                let updated: [&(dyn ToSql + Sync); 22] = [
+                    numbers, &heads_at, &long, &kept, &no_text, &steps, &long, &short, &short, &tokens, &long,
+                    &workers, &long, &remotes, &long, &long, &long, &long, &no_text, &none, &wakes, &due,
                 ];
                 let put: [&(dyn ToSql + Sync); 5] = [&ones, numbers, &keys, &values, &heads_at];
                 let (events, heads, put, committed) = futures_util::join!(
                     session.run(W::InsertEvents as usize, &events),
-                    session.run(W::PutHeads as usize, &updated),
+                    session.run(W::UpdateHeads as usize, &updated),
                     session.run(W::PutVariables as usize, &put),
                     session.client.batch_execute("commit")
                 );

@@ -203,7 +203,13 @@ pub(super) static LOOKS: [Text; 13] = [
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
     },
     Text {
-        text: list!("- h.workflow > - $2 and h.status = $4 and h.status in ('failed', 'cancelled')"),
+text: concat!(
+            "select h.* from (select e.workflow from {schema}.ended_badly e where e.namespace = ",
+            namespace!(),
+            " and e.status = $4 and e.workflow < $2 order by e.workflow desc limit $3) e cross join lateral (select ",
+            head!(),
+            " from {schema}.heads h where h.workflow = e.workflow limit 1) h order by h.workflow desc"
+        ),
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
     },
     Text {
@@ -217,8 +223,8 @@ pub(super) static LOOKS: [Text; 13] = [
     Text {
         text: "select min(f.due) from {schema}.namespaces s cross join unnest('{0,1}'::smallint[]) w(wake)
                cross join lateral (
-                   select h.due from {schema}.heads h
-                   where h.namespace = s.namespace and h.wake = w.wake and h.due is not null order by h.due limit 1) f",
+                   select t.due from {schema}.timed t
+                   where t.namespace = s.namespace and t.wake = w.wake order by t.due limit 1) f",
         types: &[],
     },
     Text {
@@ -675,6 +681,30 @@ pub(super) async fn examine(
             "select r.workflow from {schema}.ready r where not exists
                  (select from {schema}.heads h where h.namespace = r.namespace and h.workflow = r.workflow
                       and h.name = r.name and h.step = r.step and h.rank = r.rank)",
+        ),
+        (
+            "timed_without_row",
+            "select h.workflow from {schema}.heads h where h.due is not null and not exists
+                 (select from {schema}.timed t where t.namespace = h.namespace and t.wake = h.wake and t.due = h.due
+                      and t.workflow = h.workflow)",
+        ),
+        (
+            "row_without_timed",
+            "select t.workflow from {schema}.timed t where not exists
+                 (select from {schema}.heads h where h.namespace = t.namespace and h.workflow = t.workflow
+                      and h.wake = t.wake and h.due = t.due)",
+        ),
+        (
+            "ended_badly_without_row",
+            "select h.workflow from {schema}.heads h where h.status in ('failed', 'cancelled') and not exists
+                 (select from {schema}.ended_badly e where e.namespace = h.namespace and e.status = h.status
+                      and e.workflow = h.workflow)",
+        ),
+        (
+            "row_without_ended_badly",
+            "select e.workflow from {schema}.ended_badly e where not exists
+                 (select from {schema}.heads h where h.namespace = e.namespace and h.workflow = e.workflow
+                      and h.status = e.status)",
         ),
         (
             "head_without_receipt",

@@ -30,8 +30,9 @@ use super::place::{Place, Prepared};
 use crate::contract::StoreError;
 
 /// What a connection is set to; behind a pooler, each transaction.
-const SETTINGS: [(&str, &str); 10] = [
+const SETTINGS: [(&str, &str); 11] = [
     ("jit", "off"),
+    ("enable_memoize", "off"),
     ("enable_sort", "off"),
     ("enable_incremental_sort", "off"),
     ("plan_cache_mode", "force_generic_plan"),

@@ -30,9 +30,13 @@ pub(super) enum W {
     AddNamespace,
     InsertAdmissions,
     InsertEvents,
-    PutHeads,
+    InsertHeads,
+    UpdateHeads,
     LeaveReady,
     EnterReady,
+    LeaveTimed,
+    EnterTimed,
+    EndBadly,
     PutVariables,
     DropVariables,
     ForgetCalls,
@@ -40,7 +44,7 @@ pub(super) enum W {
 }
 
 /// The names of [`W`], in their order.
-pub(super) const NAMES: [&str; 20] = [
+pub(super) const NAMES: [&str; 24] = [
     "Moment",
     "Namespaces",
     "Heads",
@@ -54,9 +58,13 @@ pub(super) const NAMES: [&str; 20] = [
     "AddNamespace",
     "InsertAdmissions",
     "InsertEvents",
-    "PutHeads",
+    "InsertHeads",
+    "UpdateHeads",
     "LeaveReady",
     "EnterReady",
+    "LeaveTimed",
+    "EnterTimed",
+    "EndBadly",
     "PutVariables",
     "DropVariables",
     "ForgetCalls",
@@ -94,13 +102,15 @@ macro_rules! heads {
     };
 }
 
+const BOOL: Type = Type::BOOL_ARRAY;
+const I2: Type = Type::INT2_ARRAY;
 const I4: Type = Type::INT4_ARRAY;
 const I8: Type = Type::INT8_ARRAY;
 const TEXT: Type = Type::TEXT_ARRAY;
 const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
-pub(super) static WRITER: [Text; 20] = [
+pub(super) static WRITER: [Text; 24] = [
     // The transaction's number, by which its fate can be told later; the server's time; the store's epoch; and numbers
     // for what this batch may admit, which are not used again if it does not.
     Text {
@@ -182,20 +192,25 @@ pub(super) static WRITER: [Text; 20] = [
         text: concat!(
             "with share as materialized (
                  select f.namespace, f.wake, count(*) as n from (
-                     select h.namespace, h.wake from {schema}.namespaces s
+                     select t.namespace, t.wake from {schema}.namespaces s
                      cross join unnest('{0,1}'::smallint[]) w(wake) cross join lateral (
-                         select h.namespace, h.wake, h.due, h.workflow from {schema}.heads h
-                         where h.namespace = s.namespace and h.wake = w.wake and h.due <= $1 and h.due is not null
-                         order by h.due, h.workflow limit $2) h
-                     order by h.due, h.wake, h.namespace, h.workflow limit $2) f
+                         select t.namespace, t.wake, t.due, t.workflow from {schema}.timed t
+                         where t.namespace = s.namespace and t.wake = w.wake and t.due <= $1
+                         order by t.due, t.workflow limit $2) t
+                     order by t.due, t.wake, t.namespace, t.workflow limit $2) f
                  group by f.namespace, f.wake
              ), page as materialized (
                  select h.* from share s cross join lateral (
-                     select ",
+                     select h.* from (
+                         select t.due, t.workflow from {schema}.timed t
+                         where t.namespace = s.namespace and t.wake = s.wake and t.due <= $1
+                         order by t.due, t.workflow limit s.n + 4096
+                     ) t cross join lateral (
+                         select ",
             head!(),
-            " from {schema}.heads h
-                     where h.namespace = s.namespace and h.wake = s.wake and h.due <= $1 and h.due is not null
-                     order by h.due, h.workflow limit s.n for no key update skip locked) h
+            " from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = s.wake
+                         limit 1 for no key update skip locked) h
+                     limit s.n) h
              )
              select h.* from page h order by h.due, h.wake, h.namespace, h.workflow"
         ),
@@ -205,13 +220,18 @@ pub(super) static WRITER: [Text; 20] = [
         text: concat!(
             "with page as materialized (
                  select h.* from {schema}.namespaces s cross join lateral (
-                     select ",
+                     select h.* from (
+                         select t.due, t.workflow from {schema}.timed t
+                         where t.namespace = s.namespace and t.wake = 0 and (t.due, t.workflow) > ($1,
+                             case when s.namespace > $2 then -9223372036854775808 when s.namespace = $2 then $3
+                                  else 9223372036854775807 end)
+                         order by t.due, t.workflow limit $4 + 4096
+                     ) t cross join lateral (
+                         select ",
             head!(),
-            " from {schema}.heads h
-                     where h.namespace = s.namespace and h.wake = 0 and h.due is not null and (h.due, h.workflow) > ($1,
-                         case when s.namespace > $2 then -9223372036854775808 when s.namespace = $2 then $3
-                              else 9223372036854775807 end)
-                     order by h.due, h.workflow limit $4 for no key update skip locked) h
+            " from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = 0
+                         limit 1 for no key update skip locked) h
+                     limit $4) h
              )
              select h.* from page h order by h.due, h.namespace, h.workflow limit $4"
         ),
@@ -230,48 +250,29 @@ pub(super) static WRITER: [Text; 20] = [
     },
     Text {
         text:
-            "insert into {schema}.heads as h (namespace, workflow, seq, updated_at, status, code, step, visit, attempt,
-                   delivery, token, epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline,
-                   progress, rank, wake, due, id, name, options, priority, created_at)
+            "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
+                   epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
+                   due, namespace, id, name, options, priority, created_at)
                select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-                   $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)
-               on conflict (workflow) do update set seq = excluded.seq, updated_at = excluded.updated_at,
-                   status = excluded.status, code = excluded.code, step = excluded.step, visit = excluded.visit,
-                   attempt = excluded.attempt, delivery = excluded.delivery, token = excluded.token,
-                   epoch = excluded.epoch, worker = excluded.worker, boot = excluded.boot, remote = excluded.remote,
-                   started_at = excluded.started_at, lease_ms = excluded.lease_ms, lease_until = excluded.lease_until,
-                   step_deadline = excluded.step_deadline, progress = excluded.progress, rank = excluded.rank,
-                   wake = excluded.wake, due = excluded.due",
+                   $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)",
         types: &[
-            I4,
-            I8,
-            I8,
-            I8,
-            TEXT,
-            TEXT,
-            TEXT,
-            I8,
-            I4,
-            I4,
-            BYTES,
-            I8,
-            TEXT,
-            I8,
-            Type::BOOL_ARRAY,
-            I8,
-            I8,
-            I8,
-            I8,
-            TEXT,
-            I8,
-            Type::INT2_ARRAY,
-            I8,
-            TEXT,
-            TEXT,
-            TEXT,
-            I4,
-            I8,
+            I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8, I4,
+            TEXT, TEXT, TEXT, I4, I8,
         ],
+    },
+    // `= any(array[..])` because with `=` heads could also be walked in the order of their key and each of them looked
+    // for in the arrays, which a planner prefers while the table is empty.
+    Text {
+        text: "update {schema}.heads h set seq = u.seq, updated_at = u.updated_at, status = u.status, code = u.code,
+                   step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
+                   epoch = u.epoch, worker = u.worker, boot = u.boot, remote = u.remote, started_at = u.started_at,
+                   lease_ms = u.lease_ms, lease_until = u.lease_until, step_deadline = u.step_deadline,
+                   progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
+               from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+                   $21, $22) u(workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token, epoch,
+                   worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake, due)
+               where h.workflow = any(array[u.workflow])",
+        types: &[I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8],
     },
     Text {
         text: "delete from {schema}.ready r where r.ctid = any(array(
@@ -284,6 +285,22 @@ pub(super) static WRITER: [Text; 20] = [
     Text {
         text: "insert into {schema}.ready (namespace, workflow, name, step, rank) select * from unnest($1, $2, $3, $4, $5)",
         types: &[I4, I8, TEXT, TEXT, I8],
+    },
+    Text {
+        text: "delete from {schema}.timed t where t.ctid = any(array(
+                   select o.ctid from unnest($1, $2, $3, $4) u(namespace, workflow, wake, due)
+                   cross join lateral (
+                       select o.ctid from {schema}.timed o where o.namespace = u.namespace and o.wake = u.wake
+                           and o.due = u.due and o.workflow = u.workflow limit 1) o))",
+        types: &[I4, I8, I2, I8],
+    },
+    Text {
+        text: "insert into {schema}.timed (namespace, workflow, wake, due) select * from unnest($1, $2, $3, $4)",
+        types: &[I4, I8, I2, I8],
+    },
+    Text {
+        text: "insert into {schema}.ended_badly (namespace, workflow, status) select * from unnest($1, $2, $3)",
+        types: &[I4, I8, TEXT],
     },
     Text {
         text: "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)

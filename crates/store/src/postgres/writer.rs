@@ -19,8 +19,9 @@ use std::time::Duration;
 
 use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::fingerprint::Fingerprint;
-use steadfast_core::head::Head;
+use steadfast_core::head::{Head, Wake};
 use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
+use steadfast_core::state::Status;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
 use tokio::runtime::Runtime;
 use tokio_postgres::types::{ToSql, Type};
@@ -560,19 +561,35 @@ impl PostgresWriter {
         };
         let receipts = Receipts::new(snapshot, place)?;
         let events = Events::new(snapshot, place)?;
-        let mut heads = Heads::default();
+        let (mut new, mut changed) = (Heads::default(), Heads::default());
         let (mut leaving, mut entering) = (Ready::default(), Ready::default());
+        let (mut untimed, mut timed) = (Timed::default(), Timed::default());
+        let mut ended_badly = EndedBadly::default();
         for ChangedHead { head, handle, change, was } in snapshot.changed_heads() {
             let at = place(&head.key, handle)?;
-            heads.push(at, head, change == HeadChange::Insert);
+            if change == HeadChange::Insert {
+                new.insert(at, head);
+            } else {
+                changed.update(at, head);
+            }
             if change == HeadChange::InPlace {
                 continue;
             }
+            let placed = head.placed();
             if let Some((Some(rank), Some(step))) = was.map(|was| (was.placed.rank, was.step.as_ref())) {
                 leaving.push(at, head.name.as_str(), step.as_str(), rank);
             }
-            if let (Some(rank), Some(visit)) = (head.placed().rank, head.visit()) {
+            if let (Some(rank), Some(visit)) = (placed.rank, head.visit()) {
                 entering.push(at, head.name.as_str(), visit.step.as_str(), rank);
+            }
+            let due = was.and_then(|was| was.placed.due);
+            if due != placed.due {
+                untimed.extend(due.map(|due| (at, due)));
+                timed.extend(placed.due.map(|due| (at, due)));
+            }
+            let status = head.status();
+            if matches!(status, Status::Failed | Status::Cancelled) && was.is_none_or(|was| was.status != status) {
+                ended_badly.push(at, status.label());
             }
         }
         let trace = match (receipts.namespaces.first(), receipts.ids.first()) {
@@ -589,14 +606,26 @@ impl PostgresWriter {
         if !events.seqs.is_empty() {
             sent.push((W::InsertEvents, events.args()));
         }
-        if !heads.namespaces.is_empty() {
-            sent.push((W::PutHeads, heads.args()));
+        if !new.numbers.is_empty() {
+            sent.push((W::InsertHeads, new.all_args()));
+        }
+        if !changed.numbers.is_empty() {
+            sent.push((W::UpdateHeads, changed.args()));
         }
         if !leaving.namespaces.is_empty() {
             sent.push((W::LeaveReady, leaving.args()));
         }
         if !entering.namespaces.is_empty() {
             sent.push((W::EnterReady, entering.args()));
+        }
+        if !untimed.numbers.is_empty() {
+            sent.push((W::LeaveTimed, untimed.args()));
+        }
+        if !timed.numbers.is_empty() {
+            sent.push((W::EnterTimed, timed.args()));
+        }
+        if !ended_badly.numbers.is_empty() {
+            sent.push((W::EndBadly, ended_badly.args()));
         }
         if !variables.put.keys.is_empty() {
             sent.push((W::PutVariables, variables.put.args()));
@@ -946,7 +975,6 @@ impl Events {
 /// Heads as arrays, a column each.
 #[derive(Default)]
 struct Heads<'a> {
-    namespaces: Vec<i32>,
     numbers: Vec<i64>,
     seqs: Vec<i64>,
     updated_at: Vec<i64>,
@@ -969,6 +997,8 @@ struct Heads<'a> {
     ranks: Vec<Option<i64>>,
     wakes: Vec<Option<i16>>,
     due: Vec<Option<i64>>,
+    // What never changes, of new ones alone.
+    namespaces: Vec<i32>,
     ids: Vec<&'a str>,
     names: Vec<&'a str>,
     options: Vec<Option<String>>,
@@ -981,9 +1011,24 @@ fn small<T: TryFrom<i64>>(value: Option<i64>) -> Option<T> {
 }
 
 impl<'a> Heads<'a> {
-    fn push(&mut self, (namespace, number): (i32, i64), head: &'a Head, new: bool) {
+    /// A head that is there already.
+    fn update(&mut self, (_, number): (i32, i64), head: &'a Head) {
+        self.push(number, &Stored::of(head));
+    }
+
+    /// A new head.
+    fn insert(&mut self, (namespace, number): (i32, i64), head: &'a Head) {
         let columns = Stored::of(head);
+        self.push(number, &columns);
         self.namespaces.push(namespace);
+        self.ids.push(columns.id);
+        self.names.push(columns.name);
+        self.options.push(stored_options(&head.options));
+        self.priorities.push(head.options.priority);
+        self.created_at.push(columns.created_at);
+    }
+
+    fn push(&mut self, number: i64, columns: &Stored<'a>) {
         self.numbers.push(number);
         self.seqs.push(columns.seq);
         self.updated_at.push(columns.updated_at);
@@ -1006,17 +1051,10 @@ impl<'a> Heads<'a> {
         self.ranks.push(columns.rank);
         self.wakes.push(small(columns.wake));
         self.due.push(columns.due);
-        self.ids.push(columns.id);
-        self.names.push(columns.name);
-        // Written once; where the head is there already it stays what it is.
-        self.options.push(if new { stored_options(&head.options) } else { None });
-        self.priorities.push(head.options.priority);
-        self.created_at.push(columns.created_at);
     }
 
     fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
         vec![
-            &self.namespaces,
             &self.numbers,
             &self.seqs,
             &self.updated_at,
@@ -1039,12 +1077,66 @@ impl<'a> Heads<'a> {
             &self.ranks,
             &self.wakes,
             &self.due,
-            &self.ids,
-            &self.names,
-            &self.options,
-            &self.priorities,
-            &self.created_at,
         ]
+    }
+
+    fn all_args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut args = self.args();
+        args.extend([
+            &self.namespaces as &(dyn ToSql + Sync),
+            &self.ids as &(dyn ToSql + Sync),
+            &self.names as &(dyn ToSql + Sync),
+            &self.options as &(dyn ToSql + Sync),
+            &self.priorities as &(dyn ToSql + Sync),
+            &self.created_at as &(dyn ToSql + Sync),
+        ]);
+        args
+    }
+}
+
+/// Rows of the table of what waits for time.
+#[derive(Default)]
+struct Timed {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    wakes: Vec<i16>,
+    due: Vec<i64>,
+}
+
+impl Timed {
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.numbers, &self.wakes, &self.due]
+    }
+}
+
+impl Extend<((i32, i64), (Wake, i64))> for Timed {
+    fn extend<I: IntoIterator<Item = ((i32, i64), (Wake, i64))>>(&mut self, rows: I) {
+        for ((namespace, number), (wake, due)) in rows {
+            self.namespaces.push(namespace);
+            self.numbers.push(number);
+            self.wakes.push(if wake == Wake::Lease { 0 } else { 1 });
+            self.due.push(due);
+        }
+    }
+}
+
+/// Rows of the table of what ended badly.
+#[derive(Default)]
+struct EndedBadly {
+    namespaces: Vec<i32>,
+    numbers: Vec<i64>,
+    statuses: Vec<&'static str>,
+}
+
+impl EndedBadly {
+    fn push(&mut self, (namespace, number): (i32, i64), status: &'static str) {
+        self.namespaces.push(namespace);
+        self.numbers.push(number);
+        self.statuses.push(status);
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.namespaces, &self.numbers, &self.statuses]
     }
 }
 
