@@ -138,24 +138,35 @@ pub struct Held {
 impl Request {
     /// Names the rows it needs.
     pub(crate) fn wants(&self, wants: &mut Wants) {
-        wants.ready(&self.terms.announced, self.n);
+        wants.ready(&self.terms.announced, self.n + 1);
         wants.calls.extend(self.id.clone().map(|id| (self.terms.announced.namespace.clone(), id)));
     }
+}
+
+/// What a claim call is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The claims, in claim order.
+    pub granted: Vec<Granted>,
+    /// One more step was ready than was asked for. False for a repeated call, which looks at nothing new.
+    pub more: bool,
 }
 
 /// Hands out up to `n` ready steps in claim order.
 ///
 /// # Errors
 /// [`Stop`], see [`crate::command::decide`].
-pub fn decide(snapshot: &mut Snapshot, request: &Request, moment: &Moment) -> Result<Vec<Granted>, Stop> {
+pub fn decide(snapshot: &mut Snapshot, request: &Request, moment: &Moment) -> Result<Page, Stop> {
     let namespace = &request.terms.announced.namespace;
     if let Some(id) = &request.id
         && let Some(call) = snapshot.call(namespace, id)?
     {
-        return again(snapshot, &call.granted.clone(), moment);
+        let granted = again(snapshot, &call.granted.clone(), moment)?;
+        return Ok(Page { granted, more: false });
     }
-    let chosen = snapshot.ready(&request.terms.announced, request.n)?;
-    assert!(chosen.len() <= request.n, "a claim never brings more than was asked for");
+    let mut chosen = snapshot.ready(&request.terms.announced, request.n + 1)?;
+    let more = chosen.len() > request.n;
+    chosen.truncate(request.n);
     let mut granted = Vec::with_capacity(chosen.len());
     for key in &chosen {
         granted.push(grant(snapshot, key, &request.terms, moment)?);
@@ -167,7 +178,7 @@ pub fn decide(snapshot: &mut Snapshot, request: &Request, moment: &Moment) -> Re
         let namespace = namespace.clone();
         snapshot.remember_call(Call { namespace, id: id.clone(), at: moment.now, granted: claims });
     }
-    Ok(granted)
+    Ok(Page { granted, more })
 }
 
 /// The claims of an earlier call that are still open, with their first tokens.

@@ -42,7 +42,7 @@ pub enum Outcome {
     /// Of [`Command::Start`].
     Start(admission::Outcome),
     /// Of [`Command::Claim`].
-    Claim(Vec<claim::Granted>),
+    Claim(claim::Page),
     /// Of [`Command::Complete`] and [`Command::Fail`].
     Commit(commit::Outcome),
     /// Of [`Command::Heartbeat`], one answer for each beat, in order.

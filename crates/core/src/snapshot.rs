@@ -89,7 +89,7 @@ impl Wants {
     }
 }
 
-/// What a store calls a workflow among its rows; it means nothing to the rules, which only hand it back.
+/// What a store calls a workflow among its rows: greater for one that was admitted later, and else without a meaning.
 pub type Handle = i64;
 
 /// Why a decision could not be made.
@@ -368,22 +368,23 @@ impl Snapshot {
             Err(Stop::Missing(Box::new(wants)))
         };
         let Some(page) = self.ready.get(announced) else { return more(n) };
-        let mut found: Vec<(i64, &WorkflowKey)> = self
+        // Of those that became ready in the same millisecond the one that was admitted first, as the page has them.
+        let mut found: Vec<(i64, Handle, &WorkflowKey)> = self
             .heads
             .values()
             .flatten()
-            .filter_map(|cell| Some((cell.head.placed().rank?, &cell.head)))
-            .filter(|(_, head)| head.key.namespace == announced.namespace)
-            .filter(|(_, head)| head.visit().is_some_and(|visit| announced.knows(&head.name, &visit.step)))
+            .filter_map(|cell| Some((cell.head.placed().rank?, cell.handle().unwrap_or(Handle::MAX), &cell.head)))
+            .filter(|(_, _, head)| head.key.namespace == announced.namespace)
+            .filter(|(_, _, head)| head.visit().is_some_and(|visit| announced.knows(&head.name, &visit.step)))
             // Behind the end of the page, stored rows that were not loaded may come first.
-            .filter(|(rank, _)| page.until_rank.is_none_or(|until| *rank <= until))
-            .map(|(rank, head)| (rank, &head.key))
+            .filter(|(rank, _, _)| page.until_rank.is_none_or(|until| *rank <= until))
+            .map(|(rank, handle, head)| (rank, handle, &head.key))
             .collect();
         found.sort_unstable();
         if found.len() < n && page.until_rank.is_some() {
             return more((page.limit * 2).max(n));
         }
-        Ok(found.into_iter().take(n).map(|(_, key)| key.clone()).collect())
+        Ok(found.into_iter().take(n).map(|(_, _, key)| key.clone()).collect())
     }
 
     /// Up to `limit` heads whose time has come at `now`, and whether the store may have more.

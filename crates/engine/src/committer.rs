@@ -791,7 +791,7 @@ impl Runner {
 fn followed_by(outcome: &Outcome) -> usize {
     match outcome {
         Outcome::Start(admission::Outcome::Started { claimed }) => usize::from(claimed.is_some()),
-        Outcome::Claim(granted) => granted.len(),
+        Outcome::Claim(page) => page.granted.len(),
         // Another start is likely to follow an end, and nothing else follows a sleep.
         Outcome::Commit(commit::Outcome::Committed(after)) => {
             usize::from(after.next.is_some() || after.status.is_terminal())

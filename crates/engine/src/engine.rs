@@ -1,6 +1,6 @@
 //! Engine: a store, its committer, and the loops that keep work moving.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -28,7 +28,7 @@ use steadfast_store::clock::Clock;
 use steadfast_store::postgres::{self, PostgresStore};
 use steadfast_store::sqlite::SqliteStore;
 use steadfast_store::{Reader, Store};
-use tokio::sync::{Notify, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::committer::{Bounds, Committers};
 use crate::context::Seen;
@@ -211,7 +211,22 @@ struct Ends {
     waiting: HashMap<WorkflowKey, Vec<oneshot::Sender<Event>>>,
     /// In a slot of this process. Who asks to be told and then finds it here need not look into the store yet: its
     /// end will be heard. Only one that was cancelled before it had taken its slot is here after its end, for a while.
-    running: HashSet<WorkflowKey>,
+    running: HashMap<WorkflowKey, Arc<Seat>>,
+}
+
+/// The room that a workflow takes while it runs. It is free when the workflow has ended, not only when the task that ran
+/// it has noticed: whoever hears of an end and starts the next one at once finds room for it.
+pub(crate) struct Seat(Mutex<Option<OwnedSemaphorePermit>>);
+
+impl Seat {
+    pub(crate) fn new(permit: OwnedSemaphorePermit) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(permit))))
+    }
+
+    /// Makes room.
+    pub(crate) fn leave(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl Ends {
@@ -252,7 +267,12 @@ impl Hub {
             self.ended_count.fetch_add(hints.ended.len() as u64, Ordering::Relaxed);
             let mut ends = self.ends();
             for (key, event) in hints.ended {
-                ends.running.remove(&key);
+                if let Some(seat) = ends.running.remove(&key)
+                    // The step of one that was cancelled may go on for a while.
+                    && !matches!(event, Event::WorkflowCancelled { .. })
+                {
+                    seat.leave();
+                }
                 ends.tell(&key, &event);
             }
         }
@@ -524,7 +544,7 @@ impl Inner {
     async fn look_for_ends(&self) -> Result<(), Error> {
         let waited: Vec<WorkflowKey> = {
             let ends = self.hub.ends();
-            ends.waiting.keys().filter(|key| !ends.running.contains(*key)).take(ENDS_MAX).cloned().collect()
+            ends.waiting.keys().filter(|key| !ends.running.contains_key(*key)).take(ENDS_MAX).cloned().collect()
         };
         if waited.is_empty() {
             return Ok(());
@@ -554,13 +574,19 @@ impl Inner {
     }
 
     /// A workflow takes a slot.
-    pub(crate) fn enters(&self, key: &WorkflowKey) {
-        self.hub.ends().running.insert(key.clone());
+    pub(crate) fn enters(&self, key: &WorkflowKey, seat: Arc<Seat>) {
+        self.hub.ends().running.insert(key.clone(), seat);
     }
 
     /// A workflow has left its slot.
-    pub(crate) fn leaves(&self, key: &WorkflowKey) {
-        self.hub.ends().running.remove(key);
+    pub(crate) fn leaves(&self, key: &WorkflowKey, seat: &Arc<Seat>) {
+        let mut ends = self.hub.ends();
+        // It may have been claimed anew meanwhile, and run in another slot.
+        if ends.running.get(key).is_some_and(|there| Arc::ptr_eq(there, seat)) {
+            ends.running.remove(key);
+        }
+        drop(ends);
+        seat.leave();
     }
 
     /// Checks a request to start and fills in its definition's options.
@@ -935,7 +961,7 @@ impl<'a> Waiter<'a> {
         let (tell, told) = oneshot::channel();
         let mut ends = hub.ends();
         ends.waiting.entry(key.clone()).or_default().push(tell);
-        let runs = ends.running.contains(key);
+        let runs = ends.running.contains_key(key);
         (Self { hub, key, told }, runs)
     }
 }

@@ -151,7 +151,7 @@ impl TestKit {
     async fn claim(&self) -> Result<Option<Granted>, Error> {
         let request = ClaimRequest { terms: self.inner().terms(), n: 1, id: None };
         match self.inner().committer.begin(Command::Claim(request)).await? {
-            Outcome::Claim(mut granted) => Ok(granted.pop()),
+            Outcome::Claim(mut page) => Ok(page.granted.pop()),
             _ => Err(Error::Internal("a claim was answered as something else".to_owned())),
         }
     }

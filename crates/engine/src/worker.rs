@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::context::{Ctx, Seen};
 use crate::definition::{Decision, Failure};
-use crate::engine::Inner;
+use crate::engine::{Inner, Seat};
 use crate::error::Error;
 
 /// Steps of one workflow in a row while other ready work waits.
@@ -84,15 +84,14 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
         }
         let asked = permits.len();
         let request = Request { terms: engine.terms(), n: asked, id: None };
-        let Outcome::Claim(granted) = engine.committer.begin(Command::Claim(request)).await? else {
+        let Outcome::Claim(page) = engine.committer.begin(Command::Claim(request)).await? else {
             return Err(Error::Internal("a claim was answered as something else".to_owned()));
         };
-        engine.set_backlog(granted.len() == asked);
-        let more = granted.len() == asked;
-        for (granted, permit) in granted.into_iter().zip(permits) {
+        engine.set_backlog(page.more);
+        for (granted, permit) in page.granted.into_iter().zip(permits) {
             spawn(engine, granted, Seen::new(), permit);
         }
-        if !more {
+        if !page.more {
             return Ok(());
         }
     }
@@ -102,14 +101,14 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
 pub(crate) fn spawn(engine: &Arc<Inner>, granted: Granted, seen: Seen, permit: OwnedSemaphorePermit) {
     let engine = engine.clone();
     let key = granted.held.key.clone();
-    engine.enters(&key);
+    let seat = Seat::new(permit);
+    engine.enters(&key, seat.clone());
     tokio::spawn(async move {
         let slot = engine.take_slot();
         run(&engine, granted, seen, &slot).await;
-        engine.leaves(&key);
         *slot.running() = None;
         engine.return_slot(slot);
-        drop(permit);
+        engine.leaves(&key, &seat);
         // There is room again: look for work if any is known to wait.
         if engine.has_backlog() {
             engine.wake_worker.notify_one();

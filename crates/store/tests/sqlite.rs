@@ -598,7 +598,7 @@ impl Chain {
         );
         let applied = apply(writer.as_mut(), &moment, &[Command::Claim(claim)]);
         assert!(
-            matches!(&applied, Applied::Committed(outcomes) if matches!(&outcomes[0], Outcome::Claim(granted) if granted.len() == 1))
+            matches!(&applied, Applied::Committed(outcomes) if matches!(&outcomes[0], Outcome::Claim(page) if page.granted.len() == 1))
         );
         work.load(Ordering::Relaxed)
     }

@@ -9,7 +9,7 @@ pub(super) fn in_order_of_time(diary: &mut Diary) {
         start w1                      started
         at 1s
         start w0                      started
-        claim a 2                     w1@1:start, w2@1:start
+        claim a 2                     w2@1:start, w1@1:start
         claim a 2                     w0@1:start
         claim a 2                     -
         ",

@@ -10,7 +10,7 @@ pub(super) fn cancel_in_every_live_state(diary: &mut Diary) {
         start sleeping                started
         start backoff                 started
         cancel ready                  cancelled
-        claim a 9                     backoff@1:start, running@1:start, sleeping@1:start
+        claim a 9                     running@1:start, sleeping@1:start, backoff@1:start
         complete sleeping@1 to pay after=10s        committed sleeping
         fail backoff@1 boom           committed backoff
         cancel running                cancelled

@@ -206,7 +206,7 @@ impl Diary {
             Outcome::Start(steadfast_core::admission::Outcome::Started { claimed }) => {
                 claimed.iter().map(|granted| granted.held.clone()).collect()
             }
-            Outcome::Claim(granted) => granted.iter().map(|granted| granted.held.clone()).collect(),
+            Outcome::Claim(page) => page.granted.iter().map(|granted| granted.held.clone()).collect(),
             Outcome::Commit(commit::Outcome::Committed(after) | commit::Outcome::AlreadyCommitted(after)) => {
                 after.next.iter().map(|granted| granted.held.clone()).collect()
             }

@@ -503,8 +503,8 @@ pub(super) fn tell_outcome(outcome: &Outcome) -> String {
         Outcome::Start(admission::Outcome::IdentityConflict { admitted_at }) => {
             format!("identity_conflict with {}", since(*admitted_at))
         }
-        Outcome::Claim(granted) if granted.is_empty() => "-".to_owned(),
-        Outcome::Claim(granted) => granted.iter().map(tell).collect::<Vec<_>>().join(", "),
+        Outcome::Claim(page) if page.granted.is_empty() => "-".to_owned(),
+        Outcome::Claim(page) => page.granted.iter().map(tell).collect::<Vec<_>>().join(", "),
         Outcome::Commit(commit::Outcome::Committed(after)) => format!("committed {}", tell_after(after)),
         Outcome::Commit(commit::Outcome::AlreadyCommitted(after)) => format!("already_committed {}", tell_after(after)),
         Outcome::Commit(commit::Outcome::Lost) => "lost".to_owned(),
