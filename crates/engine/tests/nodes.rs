@@ -286,3 +286,32 @@ async fn a_node_that_is_gone_is_looked_after_by_another() {
     other.shutdown(Duration::ZERO).await;
     survivor.shutdown(STUCK).await;
 }
+
+/// A database that was away for longer than a node's lease: when it was back, each node found every lease over, its own
+/// included, and gave back what healthy nodes were running.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_long_outage_nobody_counts_as_gone() {
+    let cluster = Cluster::start(&[]);
+    let nodes = [node(&cluster.url(""), 1), node(&cluster.url(""), 1)];
+    for (n, node) in nodes.iter().enumerate() {
+        within(node.start("slow", &0).id(format!("w-{n}"))).await.unwrap();
+        claimed(node, &format!("w-{n}")).await;
+    }
+    let known = || cluster.sql("select node, boot from steadfast.nodes order by node");
+    let before = known();
+    // Long enough for leases of others to count, where a node has just begun.
+    tokio::time::sleep(Duration::from_secs(16)).await;
+    cluster.stop(Mode::Immediate);
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    cluster.start_again();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    for (n, node) in nodes.iter().enumerate() {
+        assert!(node.is_ready());
+        let head = within(node.head(&format!("w-{n}"))).await.unwrap();
+        assert_eq!(head.visit().map(|visit| visit.delivery), Some(1), "w-{n} goes on where it was");
+    }
+    assert_eq!(known(), before);
+    for node in nodes {
+        node.shutdown(Duration::ZERO).await;
+    }
+}

@@ -4,6 +4,8 @@
 //! A node is a row with a small number, held by lease and renewed from the background. A node whose lease is over counts
 //! as gone: what its workers held is given back by one of the others, which marks the row while it does. A node that was
 //! only slow finds its claims lost and goes on under the same boot; its fence has kept it from doing harm.
+//! Who could not renew its own lease, or not for long, does not judge others by theirs: after an outage of the database
+//! every lease is over, and nobody is gone.
 //!
 //! # Neighbours
 //! On one machine a process that has ended is seen to have ended, and its lease is not waited for.
@@ -13,7 +15,6 @@
 //! elsewhere (a standby was promoted, a backup was restored) raises the epoch before anything else: claims of the
 //! epoch before are void, whatever the lost part of its history says of them.
 
-use std::collections::BTreeSet;
 use std::fs;
 
 use steadfast_core::fingerprint::FingerprintKey;
@@ -188,48 +189,68 @@ fn process(row: &tokio_postgres::Row) -> Process {
     Process { machine: row.get(3), pid: row.get(4), born: row.get(5) }
 }
 
-/// Reads which nodes live.
+/// Reads which nodes live, by their leases as they stand.
 pub(super) async fn boots(session: &Session, place: &Place) -> Result<Boots, StoreError> {
+    boots_seen_by(session, place, None, || true).await
+}
+
+/// Reads which nodes live; the one that asks, of the boot `own`, does. Of the others a lease that is over counts when
+/// `judges` says so once they are read, or when somebody looks after that node already.
+pub(super) async fn boots_seen_by(
+    session: &Session,
+    place: &Place,
+    own: Option<i64>,
+    judges: impl Fn() -> bool,
+) -> Result<Boots, StoreError> {
     let rows = session
         .client
         .query_typed(
             &place.text(&format!(
-                "select s.boot, n.boot, n.expires_at >= {NOW}, n.machine, n.pid, n.born
+                "select s.boot, n.boot, n.expires_at >= {NOW}, n.machine, n.pid, n.born, n.reaped_until >= {NOW}
                  from {{schema}}.store s left join {{schema}}.nodes n on true"
             )),
             &[],
         )
         .await
         .map_err(postgres("look for the nodes"))?;
-    let mut boots = Boots { until: 0, alive: BTreeSet::new() };
+    let judges = judges();
+    let mut boots = Boots { until: 0, alive: own.map(i64::unsigned_abs).into_iter().collect() };
     for row in &rows {
         boots.until = row.get::<_, i64>(0).unsigned_abs();
-        if let (Some(boot), Some(true)) = (row.get::<_, Option<i64>>(1), row.get::<_, Option<bool>>(2))
-            && !process(row).has_ended_here()
-        {
+        let Some(boot) = row.get::<_, Option<i64>>(1) else { continue };
+        let (holds, looked_after): (bool, bool) = (row.get(2), row.get(6));
+        if (holds || !judges && !looked_after) && !process(row).has_ended_here() {
             boots.alive.insert(boot.unsigned_abs());
         }
     }
     Ok(boots)
 }
 
-/// Marks one node that is gone as being looked after by this one, and answers its boot. Without `leases` only what is
-/// seen to have ended on this machine counts.
-pub(super) async fn next_gone(session: &Session, place: &Place, leases: bool) -> Result<Option<u64>, StoreError> {
+/// Marks one node that is gone, other than this one of the boot `own`, as being looked after by this one, and answers its
+/// boot. Unless `judges` says so once the leases are read, only what is seen to have ended on this machine counts.
+pub(super) async fn next_gone(
+    session: &Session,
+    place: &Place,
+    own: i64,
+    judges: impl Fn() -> bool,
+) -> Result<Option<u64>, StoreError> {
     let doing = "look for nodes that are gone";
     let rows = session
         .client
         .query_typed(
             &place.text(&format!(
                 "select node, boot, expires_at < {NOW}, machine, pid, born from {{schema}}.nodes
-                 where reaped_until < {NOW} order by node"
+                 where reaped_until < {NOW} and boot <> $1 order by node"
             )),
-            &[],
+            &[(&own, Type::INT8)],
         )
         .await
         .map_err(postgres(doing))?;
+    // After the look: a server that stood still answers it with leases that ended meanwhile.
+    let judges = judges();
     for row in &rows {
-        let gone = (leases && row.get::<_, bool>(2)) || process(row).has_ended_here();
+        let has_ended = process(row).has_ended_here();
+        let gone = has_ended || judges && row.get::<_, bool>(2);
         if !gone {
             continue;
         }
@@ -239,9 +260,10 @@ pub(super) async fn next_gone(session: &Session, place: &Place, leases: bool) ->
             .query_typed(
                 &place.text(&format!(
                     "update {{schema}}.nodes set reaped_until = {NOW} + {REAPING_MS}, expires_at = least(expires_at, {NOW} - 1)
-                     where node = $1 and boot = $2 and reaped_until < {NOW} returning node"
+                     where node = $1 and boot = $2 and reaped_until < {NOW} and ($3 or expires_at < {NOW})
+                     returning node"
                 )),
-                &[(&node, Type::INT4), (&boot, Type::INT8)],
+                &[(&node, Type::INT4), (&boot, Type::INT8), (&has_ended, Type::BOOL)],
             )
             .await
             .map_err(postgres(doing))?;

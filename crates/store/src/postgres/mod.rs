@@ -45,6 +45,12 @@ use crate::contract::{Identity, Reader, Store, StoreError, Writer};
 
 /// How often a node's lease is renewed.
 const RENEWAL: Duration = Duration::from_secs(4);
+/// How soon a renewal that failed is tried again.
+const RENEWAL_AGAIN: Duration = Duration::from_secs(1);
+/// A node that could not renew its own lease for longer than this does not judge others by theirs. While it is kept from
+/// renewing, another one may have missed a renewal before, one try that hung, and the pause after it: [`RENEWAL`] twice
+/// and [`RENEWAL_AGAIN`]. With this it is still less than a lease.
+const GAP_MAX: Duration = Duration::from_secs(6);
 /// How long giving the node number back may take.
 const LEAVING: Duration = Duration::from_secs(2);
 
@@ -75,7 +81,30 @@ struct Lease {
     berth: Berth,
     /// Since when it has been renewed without a gap.
     since: Instant,
+    /// When it was renewed last.
+    renewed: Instant,
     left: bool,
+}
+
+impl Lease {
+    fn new(berth: Berth, now: Instant) -> Self {
+        Self { berth, since: now, renewed: now, left: false }
+    }
+
+    fn renewed(&mut self, berth: Berth, now: Instant) {
+        if now.duration_since(self.renewed) > GAP_MAX {
+            self.since = now;
+        }
+        self.renewed = now;
+        self.berth = berth;
+    }
+
+    /// True when a lease of another node that is over says something of that node. What kept this one from renewing,
+    /// an outage or a pause of its own, may have kept the others too; and after it they get the time of a lease.
+    fn judges_others(&self, now: Instant) -> bool {
+        let lease = Duration::from_millis(board::LEASE_MS.unsigned_abs());
+        now.duration_since(self.renewed) <= GAP_MAX && now.duration_since(self.since) >= lease
+    }
 }
 
 impl PostgresStore {
@@ -123,7 +152,7 @@ impl PostgresStore {
         })?;
         let server_clock = clock.is_none().then(|| Arc::new(ServerClock::new(now)));
         let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
-        let lease = Arc::new(Mutex::new(Lease { berth, since: Instant::now(), left: false }));
+        let lease = Arc::new(Mutex::new(Lease::new(berth, Instant::now())));
         background.handle().spawn(keep_lease(place.clone(), pooled.clone(), lease.clone(), server_clock.clone()));
         let hints = Arc::new(Hints::default());
         background.handle().spawn(hints::run(place.clone(), pooled.clone(), hints.clone(), berth.boot));
@@ -297,12 +326,16 @@ fn random_key() -> Result<FingerprintKey, std::io::Error> {
     Ok(FingerprintKey(key))
 }
 
+fn judges_others(lease: &Mutex<Lease>) -> bool {
+    lease.lock().unwrap_or_else(PoisonError::into_inner).judges_others(Instant::now())
+}
+
 /// Renews the node's lease until the store is dropped.
 async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>, clock: Option<Arc<ServerClock>>) {
     let mut session: Option<Session> = None;
-    let mut last = Instant::now();
+    let mut pause = RENEWAL;
     loop {
-        tokio::time::sleep(RENEWAL).await;
+        tokio::time::sleep(pause).await;
         let berth = {
             let lease = lease.lock().unwrap_or_else(PoisonError::into_inner);
             if lease.left {
@@ -321,15 +354,12 @@ async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>,
             }
             Ok::<_, StoreError>((open, berth))
         };
+        pause = RENEWAL_AGAIN;
         match tokio::time::timeout(RENEWAL, renewed).await {
             Ok(Ok((open, berth))) => {
                 session = Some(open);
-                let mut lease = lease.lock().unwrap_or_else(PoisonError::into_inner);
-                if last.elapsed().as_millis() > u128::from(board::LEASE_MS.unsigned_abs()) {
-                    lease.since = Instant::now();
-                }
-                last = Instant::now();
-                lease.berth = berth;
+                pause = RENEWAL;
+                lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, Instant::now());
             }
             Ok(Err(error)) => tracing::warn!(%error, "the node's lease could not be renewed"),
             Err(_) => tracing::warn!("the node's lease could not be renewed in time"),
@@ -394,20 +424,20 @@ impl Store for PostgresStore {
     }
 
     fn boots(&self) -> Result<Boots, StoreError> {
-        let place = self.shared.place.clone();
+        let (place, own) = (self.shared.place.clone(), self.shared.lease().berth.boot);
+        let lease = self.shared.lease.clone();
         self.shared.reader.look(move |session| {
-            let place = place.clone();
-            Box::pin(async move { board::boots(session, &place).await })
+            let (place, lease) = (place.clone(), lease.clone());
+            Box::pin(async move { board::boots_seen_by(session, &place, Some(own), || judges_others(&lease)).await })
         })
     }
 
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {
-        // After an outage everybody's lease is over, until everybody has renewed it.
-        let leases = self.shared.lease().since.elapsed().as_millis() >= u128::from(board::LEASE_MS.unsigned_abs());
-        let place = self.shared.place.clone();
+        let (place, own) = (self.shared.place.clone(), self.shared.lease().berth.boot);
+        let lease = self.shared.lease.clone();
         self.shared.reader.look(move |session| {
-            let place = place.clone();
-            Box::pin(async move { board::next_gone(session, &place, leases).await })
+            let (place, lease) = (place.clone(), lease.clone());
+            Box::pin(async move { board::next_gone(session, &place, own, || judges_others(&lease)).await })
         })
     }
 
@@ -447,5 +477,31 @@ impl Drop for Shared {
         if let Err(error) = left {
             tracing::warn!(%error, "the node's number could not be given back; its lease ends by itself");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At each instant, in seconds, whether the node may say of another one that its lease is over.
+    #[test]
+    fn who_could_not_renew_does_not_judge_others() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let berth = Berth { node: 1, boot: 1 };
+        let mut lease = Lease::new(berth, begin);
+        let mut judged = String::new();
+        // An outage from 21 to 40 that the node sees the end of at 42.
+        let renewals = [4, 8, 12, 16, 20, 42, 46, 50, 54, 58];
+        for second in [10, 14, 16, 20, 26, 27, 39, 41, 42, 56, 57, 58] {
+            for renewal in renewals {
+                if renewal <= second && at(renewal) > lease.renewed {
+                    lease.renewed(berth, at(renewal));
+                }
+            }
+            judged += &format!("{second}:{} ", if lease.judges_others(at(second)) { "yes" } else { "no" });
+        }
+        assert_eq!(judged, "10:no 14:no 16:yes 20:yes 26:yes 27:no 39:no 41:no 42:no 56:no 57:yes 58:yes ");
     }
 }
