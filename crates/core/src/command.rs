@@ -1,7 +1,7 @@
 //! Command: the one road of every change.
 //!
-//! `wants` names the rows a command needs, `decide` judges it. `now` is fixed once for each command, before it is
-//! decided, and is the same when it is decided again.
+//! `wants` names the rows a command needs, `decide` judges it. `now` is fixed for each attempt to commit a batch, before
+//! anything of it is decided; only what certainly left no trace is attempted again.
 
 use crate::snapshot::{Snapshot, Stop, Wants};
 use crate::{admission, claim, commit, control, heartbeat, sweep};

@@ -83,8 +83,6 @@ impl Default for Bounds {
 pub(crate) struct Job {
     command: Command,
     pub(crate) reply: oneshot::Sender<Result<Outcome, Error>>,
-    /// Fixed at the first decision.
-    now: Option<i64>,
 }
 
 #[derive(Default)]
@@ -204,7 +202,7 @@ impl Committer {
     fn send(&self, command: Command) -> Result<oneshot::Receiver<Result<Outcome, Error>>, Error> {
         let (reply, answer) = oneshot::channel();
         let lane = command.lane();
-        let job = Job { command, reply, now: None };
+        let job = Job { command, reply };
         let mut lanes = self.shared.lanes();
         if lanes.closed {
             return Err(Error::Closed);
@@ -566,15 +564,17 @@ impl Runner {
     }
 
     /// Loads, decides and saves one batch.
-    fn attempt(&mut self, mut jobs: Vec<Job>, wants: &mut Wants) -> Ended {
+    fn attempt(&mut self, jobs: Vec<Job>, wants: &mut Wants) -> Ended {
         let started = Instant::now();
-        for job in &mut jobs {
-            let now = *job.now.get_or_insert_with(|| self.clock.now());
+        // Of this attempt: what was not committed left no trace, and what waited for the store, perhaps for long, is
+        // granted no lease that has ended meanwhile.
+        let now = self.clock.now();
+        for job in &jobs {
             job.command.wants(&Moment { now, epoch: self.writer.epoch() }, wants);
         }
         let mut snapshot = Snapshot::new();
         // A panic in a rule is a fault of ours; it must not end the thread that every command depends on.
-        let decided = catch_unwind(AssertUnwindSafe(|| self.decide_all(&jobs, wants, &mut snapshot)));
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide_all(&jobs, now, wants, &mut snapshot)));
         let outcomes = match decided {
             Ok(Ok(outcomes)) => outcomes,
             Ok(Err(error)) => {
@@ -612,11 +612,17 @@ impl Runner {
         }
     }
 
-    fn decide_all(&mut self, jobs: &[Job], wants: &mut Wants, snapshot: &mut Snapshot) -> Result<Vec<Outcome>, Error> {
+    fn decide_all(
+        &mut self,
+        jobs: &[Job],
+        now: i64,
+        wants: &mut Wants,
+        snapshot: &mut Snapshot,
+    ) -> Result<Vec<Outcome>, Error> {
         self.writer.load(wants, snapshot)?;
+        let moment = Moment { now, epoch: self.writer.epoch() };
         let mut outcomes = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let moment = Moment { now: job.now.unwrap_or_default(), epoch: self.writer.epoch() };
             outcomes.push(loop {
                 match decide(snapshot, &job.command, &moment) {
                     Ok(outcome) => break outcome,
@@ -750,7 +756,7 @@ impl Runner {
                 deliveries_max: self.deliveries_max,
             });
             let (reply, _) = oneshot::channel();
-            let outcome = match self.attempt(vec![Job { command, reply, now: None }], &mut Wants::default()) {
+            let outcome = match self.attempt(vec![Job { command, reply }], &mut Wants::default()) {
                 Ended::Decided(delivery) => {
                     let outcome = delivery.outcomes.first().cloned();
                     match self.syncer.settle(delivery, false) {
@@ -829,5 +835,81 @@ fn jitter() -> u64 {
 fn tell(jobs: Vec<Job>, error: &Error) {
     for job in jobs {
         let _ = job.reply.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicI64;
+
+    use steadfast_core::admission::{Asked, Start};
+    use steadfast_core::claim::{Announced, Steps, Terms};
+    use steadfast_core::event::Writes;
+    use steadfast_core::fingerprint::FingerprintKey;
+    use steadfast_core::head::WorkerRef;
+    use steadfast_core::json::Json;
+    use steadfast_core::limits::Limits;
+    use steadfast_core::options::{Options, StartOptions};
+    use steadfast_core::text::{Name, Namespace, WorkflowId};
+    use steadfast_store::faults::{Fault, Faulty};
+    use steadfast_store::memory::MemoryStore;
+
+    use super::*;
+
+    const LEASE_MS: i64 = 30_000;
+
+    /// Goes on by 40 s whenever it is read.
+    #[derive(Debug)]
+    struct Hasty(AtomicI64);
+
+    impl Clock for Hasty {
+        fn now(&self) -> i64 {
+            self.0.fetch_add(40_000, Ordering::SeqCst) + 40_000
+        }
+
+        fn at_least(&self, at: i64) {
+            self.0.fetch_max(at, Ordering::SeqCst);
+        }
+
+        fn until(&self, _: i64) -> Option<Duration> {
+            None
+        }
+    }
+
+    /// A start of `id` that claims its first step.
+    fn start(id: &str) -> Command {
+        let name = Name::trusted("a");
+        let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(id) };
+        let asked =
+            Asked { key, name, input: Json::null(), writes: Writes::default(), options: StartOptions::default() };
+        let mut start: Start = asked
+            .check(&Options::default(), &FingerprintKey([0x5f; 32]), &Limits::default())
+            .expect("it is well formed");
+        start.claim = Some(Terms {
+            worker: WorkerRef { label: "n1".into(), boot: 1, remote: false },
+            announced: Arc::new(Announced {
+                namespace: Namespace::default_namespace(),
+                definitions: [(start.name.clone(), Steps::AllBut(BTreeSet::new()))].into(),
+            }),
+            lease_ms: LEASE_MS.unsigned_abs(),
+            seed: [7; 32],
+        });
+        Command::Start(Box::new(start))
+    }
+
+    /// A claim that waited for the database was granted by the time of its first try: its lease could be over at once.
+    #[tokio::test]
+    async fn what_waited_for_the_store_is_decided_by_the_time_at_which_it_is_back() {
+        let clock = Arc::new(Hasty(AtomicI64::new(0)));
+        let store = Faulty::new(MemoryStore::new(clock.clone()));
+        store.plan().add([Fault::Away]);
+        let committer = Committer::start(&store, Bounds::default(), 20, Box::new(|_| ())).expect("it starts");
+        let outcome = committer.begin(start("w")).await.expect("it is answered");
+        assert!(matches!(&outcome, Outcome::Start(admission::Outcome::Started { claimed: Some(_) })), "{outcome:?}");
+        let Command::Start(asked) = start("w") else { unreachable!() };
+        let head = store.reader().head(&asked.key).expect("it is looked at").expect("it is there");
+        let claim = head.claim.expect("its first step is claimed");
+        assert_eq!(claim.lease_until, clock.0.load(Ordering::SeqCst) + LEASE_MS);
+        assert_eq!(clock.0.load(Ordering::SeqCst), 80_000, "it was tried twice");
     }
 }

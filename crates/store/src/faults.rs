@@ -22,6 +22,8 @@ pub enum Fault {
     Pass,
     /// The load fails.
     Load,
+    /// The load finds the database away; nothing works before a recovery.
+    Away,
     /// The save fails before the commit; nothing is written.
     NotCommitted,
     /// The commit happens and its answer is lost.
@@ -34,7 +36,7 @@ pub enum Fault {
 
 impl Fault {
     fn meets_a_save(self) -> bool {
-        !matches!(self, Self::Load | Self::Sync)
+        !matches!(self, Self::Load | Self::Away | Self::Sync)
     }
 }
 
@@ -115,7 +117,7 @@ impl<S: Store> Store for Faulty<S> {
     }
 
     fn writer(&self) -> Result<Box<dyn Writer>, StoreError> {
-        Ok(Box::new(FaultyWriter { inner: self.inner.writer()?, plan: self.plan.clone() }))
+        Ok(Box::new(FaultyWriter { inner: self.inner.writer()?, plan: self.plan.clone(), is_away: false }))
     }
 
     fn reader(&self) -> Arc<dyn Reader> {
@@ -158,6 +160,7 @@ impl<S: Store> Store for Faulty<S> {
 struct FaultyWriter {
     inner: Box<dyn Writer>,
     plan: Plan,
+    is_away: bool,
 }
 
 impl fmt::Debug for FaultyWriter {
@@ -182,12 +185,16 @@ impl Writer for FaultyWriter {
         if self.plan.take(|fault| fault == Fault::Load).is_some() {
             return Err(StoreError::Injected("load"));
         }
+        self.is_away |= self.plan.take(|fault| fault == Fault::Away).is_some();
+        if self.is_away {
+            return Err(StoreError::Recovering);
+        }
         self.inner.load(wants, snapshot)
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
         match self.plan.take(Fault::meets_a_save) {
-            None | Some(Fault::Pass | Fault::Load | Fault::Sync) => self.inner.save(snapshot),
+            None | Some(Fault::Pass | Fault::Load | Fault::Away | Fault::Sync) => self.inner.save(snapshot),
             Some(Fault::NotCommitted) => {
                 self.inner.abandon();
                 Saved::NotCommitted(StoreError::Injected("save"))
@@ -225,6 +232,6 @@ impl Writer for FaultyWriter {
 
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // What was made up here is not known to the store below.
-        self.inner.recover().map(|_| Fate::Unknown)
+        self.inner.recover().map(|_| Fate::Unknown).inspect(|_| self.is_away = false)
     }
 }
