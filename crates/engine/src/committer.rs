@@ -13,6 +13,12 @@
 //! hear that or the batch is run again; elsewhere they hear *unknown*, and a repeated command learns the truth from its
 //! id or token.
 //!
+//! # Rows that somebody holds
+//! A person at a database shell, or a node that stands still, can hold a row for long. A batch waits for a row for a
+//! second, and is then run in parts. The command that meets the row alone is set aside, with all that come later for
+//! that workflow, and tried again between the batches of the others, so they wait for it a second at a time and not for
+//! as long as the row is held.
+//!
 //! # Outages
 //! While the store recovers, what finishes work waits: its workers have nothing better to do. What begins work is told
 //! after two seconds that the store is away, and so is everybody who asks meanwhile.
@@ -55,6 +61,12 @@ const OWING: Duration = Duration::from_millis(250);
 const RACES_MAX: u32 = 8;
 /// How long one command may lose races before its caller is told that the store is busy.
 const RACES_TIME: Duration = Duration::from_secs(20);
+/// A race that took so long was a wait for a row that somebody holds; where rows are waited for, it is for a second.
+const WAITED: Duration = Duration::from_millis(900);
+/// How long a command that met such a row is left alone before it is tried again.
+const ASIDE: Duration = Duration::from_secs(1);
+/// How many may be set aside; whoever comes then is told at once that the store is busy.
+const ASIDE_MAX: usize = 1_024;
 /// How long what begins work waits for a store that recovers.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long callers wait to be told what became of a commit.
@@ -164,6 +176,7 @@ impl Committer {
             expected: 0,
             give_back_all: false,
             orphaned: Vec::new(),
+            aside: VecDeque::new(),
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -281,14 +294,7 @@ impl Committers {
 
     /// The one for this command. Those that name one workflow go by its id.
     fn of(&self, command: &Command) -> &Committer {
-        let key: Option<&WorkflowKey> = match command {
-            Command::Start(start) => Some(&start.key),
-            Command::Complete(complete) => Some(&complete.held.key),
-            Command::Fail(fail) => Some(&fail.held.key),
-            Command::Cancel(cancel) => Some(&cancel.key),
-            Command::Claim(_) | Command::Heartbeat(_) | Command::Sweep(_) | Command::GiveBack(_) => None,
-        };
-        let n = match key {
+        let n = match workflow(command) {
             _ if self.all.len() == 1 => 0,
             Some(key) => {
                 let mut hash = DefaultHasher::new();
@@ -337,6 +343,36 @@ impl Committers {
     }
 }
 
+/// The one workflow that a command names.
+fn workflow(command: &Command) -> Option<&WorkflowKey> {
+    match command {
+        Command::Start(start) => Some(&start.key),
+        Command::Complete(complete) => Some(&complete.held.key),
+        Command::Fail(fail) => Some(&fail.held.key),
+        Command::Cancel(cancel) => Some(&cancel.key),
+        Command::Heartbeat(request) => match &request.beats[..] {
+            [beat] => Some(&beat.held.key),
+            _ => None,
+        },
+        Command::Claim(_) | Command::Sweep(_) | Command::GiveBack(_) => None,
+    }
+}
+
+/// True for a command that waits for the row of a workflow that is there; the others pass over rows that are held.
+fn waits_for_a_row(command: &Command) -> bool {
+    match command {
+        Command::Complete(_) | Command::Fail(_) | Command::Cancel(_) | Command::Heartbeat(_) => true,
+        Command::Start(_) | Command::Claim(_) | Command::Sweep(_) | Command::GiveBack(_) => false,
+    }
+}
+
+/// A command whose row somebody holds.
+struct Aside {
+    job: Job,
+    since: Instant,
+    again: Instant,
+}
+
 /// How a batch ended.
 enum Ended {
     Decided(Delivery),
@@ -359,6 +395,8 @@ struct Runner {
     give_back_all: bool,
     /// Seeds of claims that nobody will ever hear of, yet to be given back.
     orphaned: Vec<[u8; 32]>,
+    /// In the order in which they are tried again.
+    aside: VecDeque<Aside>,
 }
 
 impl Drop for Runner {
@@ -382,6 +420,7 @@ impl Runner {
                 self.syncer.wait_for_room();
                 self.run_batch(batch);
             }
+            self.try_aside();
             self.look_after_syncs();
             self.give_back();
         }
@@ -435,10 +474,10 @@ impl Runner {
             if std::mem::take(&mut lanes.woken) || !lanes.are_empty() {
                 break;
             }
-            if lanes.closed {
+            if lanes.closed && self.aside.is_empty() {
                 return None;
             }
-            if rested && self.owes() {
+            if rested && (self.owes() || !self.aside.is_empty()) {
                 let waited;
                 (lanes, waited) = self.shared.arrived.wait_timeout(lanes, OWING).expect(HELD);
                 if waited.timed_out() {
@@ -482,12 +521,63 @@ impl Runner {
         Some(batch)
     }
 
-    fn run_batch(&mut self, mut batch: Vec<Job>) {
-        let began = Instant::now();
+    fn run_batch(&mut self, batch: Vec<Job>) {
+        let now = Instant::now();
+        let batch = self.keep_behind(batch, now);
+        if !batch.is_empty() {
+            self.run_since(batch, now);
+        }
+    }
+
+    /// Sets aside what names a workflow of which a command is set aside already, and answers the others.
+    fn keep_behind(&mut self, batch: Vec<Job>, now: Instant) -> Vec<Job> {
+        if self.aside.is_empty() {
+            return batch;
+        }
+        let is_held = |job: &Job| {
+            workflow(&job.command)
+                .is_some_and(|key| self.aside.iter().any(|aside| workflow(&aside.job.command) == Some(key)))
+        };
+        let (held, batch) = batch.into_iter().partition(is_held);
+        self.set_aside(held, now);
+        batch
+    }
+
+    fn set_aside(&mut self, jobs: Vec<Job>, since: Instant) {
+        for job in jobs {
+            if self.aside.len() >= ASIDE_MAX || since.elapsed() >= RACES_TIME {
+                metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
+                tell(vec![job], &StoreError::Raced { doing: "wait for a row" }.into());
+            } else {
+                self.aside.push_back(Aside { job, since, again: Instant::now() + ASIDE });
+            }
+        }
+    }
+
+    /// Tries the commands of one workflow again that were set aside.
+    fn try_aside(&mut self) {
+        let now = Instant::now();
+        let Some(at) = self.aside.iter().position(|aside| aside.again <= now) else { return };
+        let Some(first) = self.aside.remove(at) else { return };
+        let since = first.since;
+        let mut batch = vec![first.job];
+        if let Some(key) = workflow(&batch[0].command).cloned() {
+            let (same, others) = std::mem::take(&mut self.aside)
+                .into_iter()
+                .partition::<VecDeque<Aside>, _>(|aside| workflow(&aside.job.command) == Some(&key));
+            self.aside = others;
+            batch.extend(same.into_iter().map(|aside| aside.job));
+        }
+        self.run_since(batch, since);
+    }
+
+    /// Runs a batch whose first command has waited since then.
+    fn run_since(&mut self, mut batch: Vec<Job>, began: Instant) {
         let mut races = 0;
         // What earlier decisions turned out to need: named from the beginning when they are made anew.
         let mut wants = Wants::default();
         loop {
+            let tried = Instant::now();
             match self.attempt(batch, &mut wants) {
                 Ended::Decided(delivery) => return self.settle(delivery),
                 Ended::Unknown(delivery, error) => match self.learn(delivery, &error) {
@@ -503,6 +593,11 @@ impl Runner {
                         Some(jobs) => batch = jobs,
                         None => return,
                     }
+                }
+                Ended::NotCommitted(jobs, Error::Store(error))
+                    if matches!(*error, StoreError::Raced { .. }) && tried.elapsed() >= WAITED =>
+                {
+                    return self.part(jobs, began);
                 }
                 Ended::NotCommitted(jobs, Error::Store(error))
                     if matches!(*error, StoreError::Raced { .. })
@@ -523,6 +618,26 @@ impl Runner {
                 }
             }
         }
+    }
+
+    /// After a wait for a row that somebody holds: parts its commands from those that need not wait.
+    fn part(&mut self, jobs: Vec<Job>, began: Instant) {
+        let alike = |job: &Job| workflow(&job.command) == workflow(&jobs[0].command);
+        if jobs.len() == 1 || workflow(&jobs[0].command).is_some() && jobs.iter().all(alike) {
+            return self.set_aside(jobs, began);
+        }
+        tracing::warn!(
+            commands = jobs.len(),
+            "somebody holds a row for long; the commands that wait for one are run one by one"
+        );
+        let (waiting, others): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| waits_for_a_row(&job.command));
+        if waiting.is_empty() {
+            return others.into_iter().for_each(|job| self.run_batch(vec![job]));
+        }
+        if !others.is_empty() {
+            self.run_batch(others);
+        }
+        waiting.into_iter().for_each(|job| self.run_batch(vec![job]));
     }
 
     /// After a commit of unknown outcome: learns what became of it where the store can tell. Answers the jobs when they

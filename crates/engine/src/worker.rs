@@ -22,6 +22,7 @@ use steadfast_core::json::Json;
 use steadfast_core::limits::cut;
 use steadfast_core::text::{FailureCode, Step, WorkflowKey};
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::JoinSet;
 
 use crate::context::{Ctx, Seen};
 use crate::definition::{Decision, Failure};
@@ -38,6 +39,8 @@ const CLAIM_MAX: usize = 256;
 const SEEN_BYTES_MAX: usize = 256 << 10;
 /// Likewise, in variables.
 const SEEN_KEYS_MAX: usize = 256;
+/// How long the heartbeat waits for the answers to its beats before it looks for the next ones.
+const BEATS_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a handler may go on after it has lost its claim, to tidy up, before it is dropped.
 const LOST_GRACE: Duration = Duration::from_secs(5);
 
@@ -53,11 +56,38 @@ struct Running {
     lost: watch::Sender<bool>,
     lease: Duration,
     beaten: Instant,
+    /// A beat is on its way.
+    beating: bool,
 }
 
 impl Slot {
     pub(crate) fn new() -> Self {
         Self { running: Mutex::new(None) }
+    }
+
+    /// The beat that is to be sent now, if one is.
+    fn next_beat(&self) -> Option<Beat> {
+        let mut running = self.running();
+        let running = running.as_mut().filter(|running| !running.beating)?;
+        let progress = running.ctx.inner.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if progress.is_none() && running.beaten.elapsed() < running.lease / 3 {
+            return None;
+        }
+        running.beaten = Instant::now();
+        running.beating = true;
+        Some(Beat { held: running.held.clone(), progress })
+    }
+
+    /// A beat is over: its step hears when the claim is gone.
+    fn beaten(&self, beat: &Beat, sent: &Result<heartbeat::Answer, Error>) {
+        let mut running = self.running();
+        // It may run something else by now.
+        let Some(running) = running.as_mut().filter(|running| running.held == beat.held) else { return };
+        running.beating = false;
+        if matches!(sent, Ok(heartbeat::Answer::Lost)) {
+            // Nobody listens once the handler has ended.
+            let _ = running.lost.send(true);
+        }
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
@@ -182,6 +212,7 @@ pub(crate) async fn decide(engine: &Arc<Inner>, granted: &Granted, seen: Seen, s
             lost,
             lease: Duration::from_millis(granted.lease_ms),
             beaten: Instant::now(),
+            beating: false,
         });
     }
     let ended = handle(engine, granted, ctx.clone()).await;
@@ -302,41 +333,38 @@ pub(crate) async fn commit_until_known(
 }
 
 /// Keeps the claims of all slots alive that need it, and tells those that are lost.
+///
+/// Each beat is a command of its own, and nobody waits long for its answer: one whose row somebody holds keeps the others
+/// neither from this beat nor from the next.
 pub(crate) async fn heartbeat(engine: &Arc<Inner>) -> Result<(), Error> {
-    let mut beats = Vec::new();
-    let slots = engine.all_slots();
-    for slot in &slots {
-        let mut running = slot.running();
-        let Some(running) = running.as_mut() else { continue };
-        let progress = running.ctx.inner.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if progress.is_some() || running.beaten.elapsed() >= running.lease / 3 {
-            running.beaten = Instant::now();
-            beats.push(Beat { held: running.held.clone(), progress });
+    let mut beats = JoinSet::new();
+    for slot in engine.all_slots() {
+        let Some(beat) = slot.next_beat() else { continue };
+        let engine = engine.clone();
+        beats.spawn(async move {
+            let sent = send_beat(&engine, beat.clone()).await;
+            slot.beaten(&beat, &sent);
+            sent.map(drop)
+        });
+    }
+    let answered = async {
+        while let Some(sent) = beats.join_next().await {
+            sent.map_err(|error| Error::Internal(format!("a heartbeat ended early: {error}")))??;
         }
-    }
-    if beats.is_empty() {
-        return Ok(());
-    }
-    let asked: Vec<Held> = beats.iter().map(|beat| beat.held.clone()).collect();
-    let command = Command::Heartbeat(heartbeat::Request { beats });
-    let Outcome::Heartbeat(answers) = engine.committer.finish(command).await? else {
-        return Err(Error::Internal("a heartbeat was answered as something else".to_owned()));
+        Ok(())
     };
-    let lost: Vec<&Held> = asked
-        .iter()
-        .zip(answers)
-        .filter(|(_, answer)| *answer == heartbeat::Answer::Lost)
-        .map(|(held, _)| held)
-        .collect();
-    for slot in slots {
-        if let Some(running) = slot.running().as_ref()
-            && lost.contains(&&running.held)
-        {
-            // Nobody listens once the handler has ended.
-            let _ = running.lost.send(true);
-        }
+    let answered = tokio::time::timeout(BEATS_PATIENCE, answered).await.unwrap_or(Ok(()));
+    // Those under way go on.
+    beats.detach_all();
+    answered
+}
+
+async fn send_beat(engine: &Arc<Inner>, beat: Beat) -> Result<heartbeat::Answer, Error> {
+    let command = Command::Heartbeat(heartbeat::Request { beats: vec![beat] });
+    match engine.committer.finish(command).await? {
+        Outcome::Heartbeat(answers) if answers.len() == 1 => Ok(answers[0]),
+        _ => Err(Error::Internal("a heartbeat was answered as something else".to_owned())),
     }
-    Ok(())
 }
 
 /// Tells the step of a workflow that runs here, if one does, that its claim is gone.

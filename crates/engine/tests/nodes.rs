@@ -315,3 +315,54 @@ async fn after_a_long_outage_nobody_counts_as_gone() {
         node.shutdown(Duration::ZERO).await;
     }
 }
+
+/// Somebody at a database shell locked one row: for as long as it was held nothing else was answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_holds_keeps_nobody_else_waiting() {
+    let cluster = Cluster::start(&[]);
+    let engine = Engine::open(&cluster.url("committers=1"))
+        .unwrap()
+        .register("count", count_up)
+        .register("slow", slow)
+        .lease(Duration::from_secs(6))
+        .run()
+        .unwrap();
+    for id in ["held", "free"] {
+        within(engine.start("slow", &0).id(id)).await.unwrap();
+        claimed(&engine, id).await;
+    }
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| {
+            cluster
+                .sql("begin; select 1 from steadfast.heads where id = 'held' for update; select pg_sleep(12); commit")
+        });
+        tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let begin = Instant::now();
+                let cancelling = tokio::spawn({
+                    let engine = engine.clone();
+                    async move { engine.cancel("held", "enough", "test").await }
+                });
+                let mut n = 0;
+                let mut longest = Duration::ZERO;
+                while begin.elapsed() < Duration::from_secs(10) {
+                    let asked = Instant::now();
+                    let handle = within(engine.start("count", &2).id(format!("w-{n}"))).await.unwrap();
+                    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
+                    longest = longest.max(asked.elapsed());
+                    n += 1;
+                }
+                assert!(longest < Duration::from_secs(4), "others waited for {longest:?}");
+                assert!(!cancelling.is_finished(), "the row is still held");
+                let cancelled = within(cancelling).await.unwrap().unwrap();
+                assert_eq!(engine.head("held").await.unwrap().status(), Status::Cancelled, "{cancelled:?}");
+                // Its heartbeat was not held up by that of the other.
+                let head = engine.head("free").await.unwrap();
+                assert_eq!(head.visit().map(|visit| visit.delivery), Some(1));
+            });
+        });
+        holder.join().unwrap();
+    });
+    engine.shutdown(Duration::ZERO).await;
+}

@@ -45,6 +45,8 @@ const SETTINGS: [(&str, &str); 11] = [
     ("idle_in_transaction_session_timeout", "60s"),
     ("client_connection_check_interval", "5s"),
 ];
+/// The same for batches: others wait behind one that waits for a row.
+const BATCH_LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
 /// The same for looks, none of which may take long.
 const LOOK_TIMEOUT: (&str, &str) = ("statement_timeout", "30s");
 
@@ -224,6 +226,8 @@ impl Session {
         let mut settings: Vec<(&str, &str)> = SETTINGS.to_vec();
         if purpose != Purpose::Write {
             settings.push(LOOK_TIMEOUT);
+        } else if !texts.is_empty() {
+            settings.push(BATCH_LOCK_TIMEOUT);
         }
         if first.get::<_, bool>(3) {
             // An answer means that it is on the disk, whatever the database is set to.
