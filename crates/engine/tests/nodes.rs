@@ -366,3 +366,43 @@ async fn a_row_that_somebody_holds_keeps_nobody_else_waiting() {
     });
     engine.shutdown(Duration::ZERO).await;
 }
+
+/// A machine that vanished within a batch left its rows locked: the survivor passed over them, forgot the node, and the
+/// workflow waited for its lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_locked_when_its_node_was_gone_is_given_back_later() {
+    let cluster = Cluster::start(&[]);
+    let url = cluster.url("");
+    let survivor = node(&url, 0);
+    let other = node(&url, 4);
+    within(other.start("slow", &0).id("running")).await.unwrap();
+    claimed(&survivor, "running").await;
+    // As if a third one had claimed it.
+    cluster.sql(
+        "update steadfast.store set boot = boot + 1000; update steadfast.heads set boot = 1002 where id = 'running'",
+    );
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            cluster
+                .sql("begin; select 1 from steadfast.heads where id = 'running' for update; select pg_sleep(5); commit")
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        // A process of this machine whose number nobody has.
+        cluster.sql(
+            "insert into steadfast.nodes (node, boot, label, machine, pid, born, started_at, expires_at)
+                 select 9, 1002, label, machine, 2147483646, 1, started_at, 0 from steadfast.nodes where node = 2",
+        );
+    });
+    let begin = Instant::now();
+    while survivor.head("running").await.unwrap().visit().map(|visit| visit.delivery) != Some(2) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "nobody has given it back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // And then it is forgotten.
+    while cluster.sql("select count(*) from steadfast.nodes where node = 9") != "0" {
+        assert!(begin.elapsed() < STUCK, "it is never forgotten");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    other.shutdown(Duration::ZERO).await;
+    survivor.shutdown(STUCK).await;
+}

@@ -74,7 +74,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         drop(hear);
     }
 
-    /// Forgets an owner that is gone, after what it held was given back.
+    /// Forgets an owner that is gone, after what it held was given back. One that still holds something is kept, and
+    /// answered again later.
     ///
     /// # Errors
     /// [`StoreError`] when it cannot be done; the owner is then answered again later.

@@ -274,13 +274,20 @@ pub(super) async fn next_gone(
     Ok(None)
 }
 
-/// Takes the row of a node away after everything it held was given back.
+/// Takes the row of a node away after everything it held was given back. While it still holds something, because its row
+/// was locked when the others were given back, the node stays and is gone again when this one's time with it is over.
 pub(super) async fn bury(session: &Session, place: &Place, boot: u64) -> Result<(), StoreError> {
     let boot = i64::try_from(boot).unwrap_or(i64::MAX);
     session
         .client
         .query_typed(
-            &place.text(&format!("delete from {{schema}}.nodes where boot = $1 and expires_at < {NOW}")),
+            // By the index of what is due, as giving back finds them.
+            &place.text(&format!(
+                "delete from {{schema}}.nodes n where n.boot = $1 and n.expires_at < {NOW} and not exists (
+                     select from {{schema}}.namespaces s cross join lateral (
+                         select from {{schema}}.heads h where h.namespace = s.namespace and h.wake = 0
+                             and h.due is not null and h.boot = $1 and h.remote is not true limit 1) h)"
+            )),
             &[(&boot, Type::INT8)],
         )
         .await

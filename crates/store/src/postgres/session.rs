@@ -45,8 +45,9 @@ const SETTINGS: [(&str, &str); 11] = [
     ("idle_in_transaction_session_timeout", "60s"),
     ("client_connection_check_interval", "5s"),
 ];
-/// The same for batches: others wait behind one that waits for a row.
-const BATCH_LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+/// The same for batches: others wait behind one that waits for a row, and one that is begun is decided in memory, so that
+/// a machine that vanished meanwhile need not keep its rows for long.
+const BATCH_TIMEOUTS: [(&str, &str); 2] = [("lock_timeout", "1s"), ("idle_in_transaction_session_timeout", "15s")];
 /// The same for looks, none of which may take long.
 const LOOK_TIMEOUT: (&str, &str) = ("statement_timeout", "30s");
 
@@ -227,7 +228,7 @@ impl Session {
         if purpose != Purpose::Write {
             settings.push(LOOK_TIMEOUT);
         } else if !texts.is_empty() {
-            settings.push(BATCH_LOCK_TIMEOUT);
+            settings.extend(BATCH_TIMEOUTS);
         }
         if first.get::<_, bool>(3) {
             // An answer means that it is on the disk, whatever the database is set to.
