@@ -882,6 +882,16 @@ impl Runner {
                         }
                     }
                 }
+                // Nobody else may send a command that would make the store well again.
+                Ended::NotCommitted(_, Error::Store(error)) if matches!(*error, StoreError::Recovering) => {
+                    self.orphaned = orphaned;
+                    self.syncer.wait_until_clear();
+                    let (told, error) = self.syncer.take_failed().unwrap_or((Vec::new(), StoreError::Recovering));
+                    let (_, more) = self.recover(&error, told, &mut None, &mut Vec::new());
+                    self.syncer.hints_were_lost();
+                    self.orphaned.extend(more);
+                    return;
+                }
                 Ended::NotCommitted(_, Error::Store(error)) => {
                     tracing::warn!(%error, "claims that nobody heard of are not given back yet");
                     self.orphaned = orphaned;
@@ -966,6 +976,7 @@ mod tests {
     use steadfast_core::limits::Limits;
     use steadfast_core::options::{Options, StartOptions};
     use steadfast_core::text::{Name, Namespace, WorkflowId};
+    use steadfast_store::clock::ManualClock;
     use steadfast_store::faults::{Fault, Faulty};
     use steadfast_store::memory::MemoryStore;
 
@@ -1026,5 +1037,24 @@ mod tests {
         let claim = head.claim.expect("its first step is claimed");
         assert_eq!(claim.lease_until, clock.0.load(Ordering::SeqCst) + LEASE_MS);
         assert_eq!(clock.0.load(Ordering::SeqCst), 80_000, "it was tried twice");
+    }
+
+    /// The connection was lost again while what nobody had heard of was given back: that waited for somebody to send a
+    /// command, by which the store was made well.
+    #[tokio::test]
+    async fn giving_back_makes_a_store_well_that_is_away_again() {
+        let clock = Arc::new(ManualClock::new(1_000));
+        let store = Faulty::new(MemoryStore::new(clock));
+        store.plan().add([Fault::UnknownWritten, Fault::Away]);
+        let committer = Committer::start(&store, Bounds::default(), 20, Box::new(|_| ())).expect("it starts");
+        let lost = committer.begin(start("w")).await;
+        assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+        let Command::Start(asked) = start("w") else { unreachable!() };
+        let begin = Instant::now();
+        while store.reader().head(&asked.key).expect("it is looked at").expect("it is there").claim.is_some() {
+            assert!(begin.elapsed() < Duration::from_secs(10), "it is not given back");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(store.plan().left(), 0);
     }
 }
