@@ -406,3 +406,24 @@ async fn what_was_locked_when_its_node_was_gone_is_given_back_later() {
     other.shutdown(Duration::ZERO).await;
     survivor.shutdown(STUCK).await;
 }
+
+/// A network that swallows everything: a look waited for ever, and with enough of them nobody looked any more, for nodes
+/// that are gone neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_at_a_server_that_says_nothing_ends() {
+    let shared = steadfast_pgtest::shared();
+    let proxy = Proxy::start(shared.port());
+    let (_, schema) = shared.fresh_url().split_once("schema=").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let engine = node(&proxy.url(&format!("schema={schema}")), 2);
+    let handle = within(engine.start("count", &1).id("w")).await.unwrap();
+    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 1);
+    proxy.stall(true);
+    let looks = futures_util::future::join_all((0..4).map(|_| engine.head("w")));
+    let looked = tokio::time::timeout(Duration::from_secs(45), looks).await.expect("looks end");
+    for look in looked {
+        assert_eq!(look.expect_err("nothing was said").code(), "store_unavailable");
+    }
+    proxy.stall(false);
+    assert_eq!(within(engine.head("w")).await.unwrap().status(), Status::Completed);
+    engine.shutdown(STUCK).await;
+}

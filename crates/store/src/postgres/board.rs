@@ -16,6 +16,7 @@
 //! epoch before are void, whatever the lost part of its history says of them.
 
 use std::fs;
+use std::time::Duration;
 
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::sweep::Boots;
@@ -31,6 +32,8 @@ pub(super) const LEASE_MS: i64 = 15_000;
 const NODES_MAX: i32 = 1_024;
 /// How long one node has the giving back for another to itself, in milliseconds.
 const REAPING_MS: i64 = 10_000;
+/// How long whoever connects again waits to be told the epoch.
+const COMING: Duration = Duration::from_secs(10);
 /// The server's time in milliseconds since the epoch.
 const NOW: &str = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
 
@@ -297,6 +300,13 @@ pub(super) async fn bury(session: &Session, place: &Place, boot: u64) -> Result<
 
 /// Raises the epoch when this connection leads elsewhere than the last writer's, and answers the present one.
 pub(super) async fn come_again(session: &Session, place: &Place) -> Result<u64, StoreError> {
+    match tokio::time::timeout(COMING, compare_epochs(session, place)).await {
+        Ok(epoch) => epoch,
+        Err(_) => Err(StoreError::NoServer { tried: format!("no answer within {} s", COMING.as_secs()) }),
+    }
+}
+
+async fn compare_epochs(session: &Session, place: &Place) -> Result<u64, StoreError> {
     let rows = session
         .client
         .query_typed(

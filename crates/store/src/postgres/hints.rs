@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_postgres::AsyncMessage;
 
 use super::place::Place;
@@ -20,7 +21,7 @@ use crate::contract::StoreError;
 const APART: Duration = Duration::from_millis(20);
 /// How long a lost connection is left alone before it is made anew.
 const REST: Duration = Duration::from_secs(1);
-/// How often a connection that nobody needed is asked whether it still lives.
+/// How often a connection that nobody needed is asked whether it still lives, and how long it may take to say so.
 const ALIVE: Duration = Duration::from_secs(5);
 
 type Hear = Box<dyn Fn() + Send + Sync>;
@@ -80,8 +81,11 @@ async fn carry(place: &Place, pooled: &Arc<Pooled>, hints: &Hints, boot: i64) ->
     let mut session = Session::connect(place, pooled, &[], Purpose::Listen).await?;
     let Some(mut told) = session.told.take().filter(|_| !session.is_pooled) else { return Ok(()) };
     let channel = format!("{}_hints", place.schema);
-    let doing = postgres("listen for hints");
-    session.client.batch_execute(&format!("listen {channel}")).await.map_err(&doing)?;
+    let say = async |text: &str| match timeout(ALIVE, session.client.batch_execute(text)).await {
+        Ok(said) => said.map_err(postgres("listen for hints")),
+        Err(_) => Err(StoreError::NoServer { tried: format!("no answer within {} s", ALIVE.as_secs()) }),
+    };
+    say(&format!("listen {channel}")).await?;
     let own = boot.to_string();
     loop {
         tokio::select! {
@@ -93,9 +97,9 @@ async fn carry(place: &Place, pooled: &Arc<Pooled>, hints: &Hints, boot: i64) ->
             () = hints.wanted.notified() => {
                 tokio::time::sleep(APART).await;
                 hints.waiting.store(false, Ordering::Relaxed);
-                session.client.batch_execute(&format!("notify {channel}, '{boot}'")).await.map_err(&doing)?;
+                say(&format!("notify {channel}, '{boot}'")).await?;
             }
-            () = tokio::time::sleep(ALIVE) => session.client.batch_execute("").await.map_err(&doing)?,
+            () = tokio::time::sleep(ALIVE) => say("").await?,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use steadfast_core::event::Event;
@@ -30,6 +31,8 @@ use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, 
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: i64 = 10_000;
+/// How long a look may take: a little longer than the server gives it, for when that stands still or cannot be heard.
+const PATIENCE: Duration = Duration::from_secs(35);
 /// What a transaction is set to that looks at everything.
 pub(super) const AT_LENGTH: &str = "set local statement_timeout = 0; set local plan_cache_mode = auto;
     set local enable_seqscan = on; set local enable_hashjoin = on; set local enable_mergejoin = on;
@@ -366,7 +369,11 @@ impl PostgresReader {
             let mut again = true;
             let answer = loop {
                 let session = pool.take().await?;
-                let answer = look(&session).await;
+                let Ok(answer) = tokio::time::timeout(PATIENCE, look(&session)).await else {
+                    // Nor do the others lead anywhere else.
+                    pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    break Err(StoreError::NoServer { tried: format!("no answer within {} s", PATIENCE.as_secs()) });
+                };
                 match &answer {
                     Err(StoreError::Postgres { error, .. }) if kind(error) == Kind::Gone => {
                         note(&pool.pooled, error);
