@@ -18,6 +18,8 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::sweep::Boots;
 use tokio_postgres::types::Type;
@@ -49,12 +51,58 @@ impl Process {
     /// This process.
     pub(super) fn own() -> Self {
         let pid = i64::from(std::process::id());
-        Self { machine: machine(), pid, born: born(pid).unwrap_or_default() }
+        Self { machine: machine(), pid, born: Seen::of(pid).born().unwrap_or_default() }
     }
 
     /// True when this machine is the one where it ran, and it does not run any more.
     fn has_ended_here(&self) -> bool {
-        self.machine == machine() && self.born != 0 && born(self.pid) != Some(self.born)
+        self.machine == machine() && self.born != 0 && Seen::of(self.pid).is_other_than(self.born)
+    }
+}
+
+/// What can be seen of a process by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// It runs, and began then, in the machine's own count.
+    Born(i64),
+    /// There is none, or it has ended and waits to be asked about.
+    Over,
+    /// There is one of which nothing can be read: the machine may hide processes of other users.
+    Hidden,
+}
+
+impl Seen {
+    fn of(pid: i64) -> Self {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Self::Hidden };
+        Self::judge(fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref(), || {
+            test_kill_process(number) != Err(Errno::SRCH)
+        })
+    }
+
+    /// By what the machine tells of it, if anything, and else by whether there is a process of that number.
+    fn judge(stat: Option<&str>, is_there: impl Fn() -> bool) -> Self {
+        // The name may hold anything; what follows its last parenthesis does not.
+        let fields: Option<Vec<&str>> =
+            stat.and_then(|stat| stat.rsplit_once(')')).map(|(_, fields)| fields.split_whitespace().collect());
+        match fields {
+            Some(fields) if matches!(fields.first(), Some(&("Z" | "X"))) => Self::Over,
+            Some(fields) => fields.get(19).and_then(|born| born.parse().ok()).map_or(Self::Hidden, Self::Born),
+            None if is_there() => Self::Hidden,
+            None => Self::Over,
+        }
+    }
+
+    fn born(self) -> Option<i64> {
+        if let Self::Born(born) = self { Some(born) } else { None }
+    }
+
+    /// True when the process that began at `born` has certainly ended.
+    fn is_other_than(self, born: i64) -> bool {
+        match self {
+            Self::Born(other) => other != born,
+            Self::Over => true,
+            Self::Hidden => false,
+        }
     }
 }
 
@@ -63,15 +111,6 @@ fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
     if boot.is_empty() || space.is_empty() { String::new() } else { format!("{} {space}", boot.trim()) }
-}
-
-/// When the machine began the process, in its own count.
-fn born(pid: i64) -> Option<i64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything; what follows its last parenthesis does not.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // A process that has ended and waits to be asked about is over.
-    (fields.first() != Some(&"Z")).then(|| fields.get(19)?.parse().ok())?
 }
 
 /// A node's place among the others.
@@ -347,12 +386,30 @@ mod tests {
         assert!(!own.has_ended_here());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep starts");
         let pid = i64::from(child.id());
-        let other = Process { machine: machine(), pid, born: born(pid).expect("it runs") };
+        let other = Process { machine: machine(), pid, born: Seen::of(pid).born().expect("it runs") };
         assert!(!other.has_ended_here());
         child.kill().expect("it is killed");
         child.wait().expect("it is waited for");
         assert!(other.has_ended_here());
         assert!(Process { born: own.born + 1, ..own }.has_ended_here(), "a number that was given again");
         assert!(!Process { machine: "elsewhere".to_owned(), ..other }.has_ended_here());
+    }
+
+    /// With processes of other users hidden, as `hidepid` does, each node took the other for dead.
+    #[test]
+    fn a_process_that_cannot_be_seen_has_not_ended() {
+        let stat =
+            |state: &str, born: &str| format!("7 (a) b) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {born} 9 9");
+        for (told, is_there, seen, has_ended) in [
+            (Some(stat("S", "5")), true, Seen::Born(5), false),
+            (Some(stat("S", "6")), true, Seen::Born(6), true),
+            (Some(stat("Z", "5")), true, Seen::Over, true),
+            (Some("7 (cut".to_owned()), true, Seen::Hidden, false),
+            (None, true, Seen::Hidden, false),
+            (None, false, Seen::Over, true),
+        ] {
+            let judged = Seen::judge(told.as_deref(), || is_there);
+            assert_eq!((judged, judged.is_other_than(5)), (seen, has_ended), "{told:?} {is_there}");
+        }
     }
 }
