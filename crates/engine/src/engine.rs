@@ -904,8 +904,8 @@ impl Handle {
     /// Waits until the workflow has ended and answers its result.
     ///
     /// # Errors
-    /// [`Error::WorkflowFailed`], [`Error::WorkflowCancelled`], [`Error::UnknownWorkflow`], [`Error::Value`] when the
-    /// result has another form.
+    /// As [`Handle::end`]; [`Error::WorkflowFailed`], [`Error::WorkflowCancelled`], [`Error::Value`] when the result has
+    /// another form.
     pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
         match self.end().await? {
             End::Completed(result) => result.to().map_err(|error| Error::Value {
@@ -920,8 +920,10 @@ impl Handle {
     /// Waits until the workflow has ended.
     ///
     /// # Errors
-    /// [`Error::UnknownWorkflow`], or [`Error::Closed`] when the engine shuts down first.
+    /// [`Error::Invalid`] for an id that no workflow can have, [`Error::UnknownWorkflow`], or [`Error::Closed`] when the
+    /// engine shuts down first.
     pub async fn end(&self) -> Result<End, Error> {
+        self.engine.key(self.id())?;
         let inner = self.engine.inner();
         let mut first = true;
         loop {
@@ -1073,6 +1075,12 @@ impl Engine {
         }
     }
 
+    /// The key of a workflow, for an id that one can have.
+    fn key(&self, id: &str) -> Result<WorkflowKey, Error> {
+        let id = WorkflowId::parse_as("id", id, &self.inner().limits)?;
+        Ok(WorkflowKey { namespace: Namespace::default_namespace(), id })
+    }
+
     /// A workflow by its id, whether it exists or not.
     pub fn handle(&self, id: &str) -> Handle {
         Handle {
@@ -1084,9 +1092,9 @@ impl Engine {
     /// Ends a workflow from outside and answers what that really did.
     ///
     /// # Errors
-    /// [`Error::Overloaded`], [`Error::OutcomeUnknown`], [`Error::Store`], [`Error::Closed`].
+    /// [`Error::Invalid`], [`Error::Overloaded`], [`Error::OutcomeUnknown`], [`Error::Store`], [`Error::Closed`].
     pub async fn cancel(&self, id: &str, reason: &str, by: &str) -> Result<control::Outcome, Error> {
-        let key = self.handle(id).key;
+        let key = self.key(id)?;
         let cancel = Cancel { key: key.clone(), reason: reason.to_owned(), by: by.to_owned() };
         match self.inner().committer.begin(Command::Cancel(cancel)).await? {
             Outcome::Cancel(outcome) => {
@@ -1101,9 +1109,9 @@ impl Engine {
     /// The current state of a workflow.
     ///
     /// # Errors
-    /// [`Error::UnknownWorkflow`], [`Error::Store`].
+    /// [`Error::Invalid`], [`Error::UnknownWorkflow`], [`Error::Store`].
     pub async fn head(&self, id: &str) -> Result<Head, Error> {
-        let key = self.handle(id).key;
+        let key = self.key(id)?;
         let id = key.id.clone();
         self.inner().look(move |reader| reader.head(&key)).await?.ok_or(Error::UnknownWorkflow { id })
     }
@@ -1111,9 +1119,9 @@ impl Engine {
     /// How a workflow ended; `None` while it has not.
     ///
     /// # Errors
-    /// [`Error::UnknownWorkflow`], [`Error::Store`].
+    /// [`Error::Invalid`], [`Error::UnknownWorkflow`], [`Error::Store`].
     pub async fn end(&self, id: &str) -> Result<Option<End>, Error> {
-        self.look_end(&self.handle(id).key).await
+        self.look_end(&self.key(id)?).await
     }
 
     async fn look_end(&self, key: &WorkflowKey) -> Result<Option<End>, Error> {

@@ -37,6 +37,7 @@ on_each_database! {
     a_full_beginning_lane_refuses_and_finishing_goes_on,
     bad_definitions_and_stores_are_refused_with_their_field,
     a_caller_that_goes_away_leaves_no_claim_behind,
+    an_id_that_no_workflow_can_have_is_refused_before_the_store_is_asked,
     what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll,
 }
 
@@ -376,5 +377,18 @@ async fn what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll(
         assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
     }
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    engine.shutdown(STUCK).await;
+}
+
+/// PostgreSQL takes no zero byte in a text: a cancel of such an id made it refuse the commands of others that came with it.
+async fn an_id_that_no_workflow_can_have_is_refused_before_the_store_is_asked(database: Database) {
+    let engine = open(&database).register("count", count_up).run().unwrap();
+    let code = |error: Error| error.code();
+    for id in ["w\0", "", ".."] {
+        assert_eq!(engine.head(id).await.map_err(code).unwrap_err(), "invalid_id");
+        assert_eq!(engine.end(id).await.map_err(code).unwrap_err(), "invalid_id");
+        assert_eq!(engine.cancel(id, "why", "test").await.map_err(code).unwrap_err(), "invalid_id");
+        assert_eq!(within(engine.handle(id).result::<u32>()).await.map_err(code).unwrap_err(), "invalid_id");
+    }
     engine.shutdown(STUCK).await;
 }
