@@ -44,8 +44,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 const POLL_SKIPPED: Duration = Duration::from_millis(200);
 /// How often somebody who waits for an end looks by themselves; the end is told as it happens.
 const POLL_END: Duration = Duration::from_secs(5);
-/// Looks at the store that run at the same time: what its reading connections can serve.
-const LOOKS: usize = 8;
 /// How often a node looks for ends of workflows that run elsewhere, and for how many at a time.
 const ENDS_POLL: Duration = Duration::from_millis(100);
 const ENDS_MAX: usize = 2_000;
@@ -175,7 +173,7 @@ impl Builder {
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX).max(1),
             limits: Arc::new(self.limits),
             concurrency: self.concurrency,
-            looks: Arc::new(Semaphore::new(LOOKS)),
+            looks: Arc::new(Semaphore::new(self.store.looks())),
             slots: Arc::new(Semaphore::new(self.concurrency)),
             idle_slots: Mutex::default(),
             every_slot: Mutex::default(),

@@ -1,5 +1,7 @@
 //! Several engines on one database: what one of them does, the others see.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use steadfast::core::state::Status;
@@ -425,5 +427,28 @@ async fn a_look_at_a_server_that_says_nothing_ends() {
     }
     proxy.stall(false);
     assert_eq!(within(engine.head("w")).await.unwrap().status(), Status::Completed);
+    engine.shutdown(STUCK).await;
+}
+
+/// No more than eight looks ran at the same time, whatever the URL said.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_looks_run_at_once_as_the_url_says() {
+    let shared = steadfast_pgtest::shared();
+    let engine = node(&format!("{}&looks=20", shared.fresh_url()), 0);
+    let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let looks = (0..16).map(|_| {
+        let (running, most) = (running.clone(), most.clone());
+        engine.look(move |_| {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let begin = Instant::now();
+            while most.load(Ordering::SeqCst) < 16 && begin.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
+    within(futures_util::future::try_join_all(looks)).await.unwrap();
+    assert_eq!(most.load(Ordering::SeqCst), 16);
     engine.shutdown(STUCK).await;
 }

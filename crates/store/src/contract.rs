@@ -44,6 +44,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Short looks from any thread, beside the writer.
     fn reader(&self) -> Arc<dyn Reader>;
 
+    /// How many looks its reader serves at the same time.
+    fn looks(&self) -> usize {
+        8
+    }
+
     /// Which owners of the store live. Unless told otherwise a store has one at a time.
     ///
     /// # Errors
@@ -113,6 +118,10 @@ impl Store for Box<dyn Store> {
 
     fn writers(&self) -> usize {
         (**self).writers()
+    }
+
+    fn looks(&self) -> usize {
+        (**self).looks()
     }
 
     fn is_shared(&self) -> bool {

@@ -136,6 +136,10 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.writers()
     }
 
+    fn looks(&self) -> usize {
+        self.inner.looks()
+    }
+
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }

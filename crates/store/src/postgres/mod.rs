@@ -415,6 +415,10 @@ impl Store for PostgresStore {
         self.shared.place.committers
     }
 
+    fn looks(&self) -> usize {
+        self.shared.place.looks
+    }
+
     fn reader(&self) -> Arc<dyn Reader> {
         self.shared.reader.clone()
     }
