@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -55,6 +55,7 @@ struct Running {
     ctx: Ctx,
     lost: watch::Sender<bool>,
     lease: Duration,
+    /// When the last beat was sent that arrived.
     beaten: Instant,
     /// A beat is on its way.
     beating: bool,
@@ -69,29 +70,36 @@ impl Slot {
     fn next_beat(&self) -> Option<Beat> {
         let mut running = self.running();
         let running = running.as_mut().filter(|running| !running.beating)?;
-        let progress = running.ctx.inner.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let progress = running.ctx.inner.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
         if progress.is_none() && running.beaten.elapsed() < running.lease / 3 {
             return None;
         }
-        running.beaten = Instant::now();
         running.beating = true;
         Some(Beat { held: running.held.clone(), progress })
     }
 
-    /// A beat is over: its step hears when the claim is gone.
-    fn beaten(&self, beat: &Beat, sent: &Result<heartbeat::Answer, Error>) {
+    /// A beat is over: its step hears when the claim is gone, and what did not arrive is sent again.
+    fn beaten(&self, beat: &Beat, sent_at: Instant, sent: &Result<heartbeat::Answer, Error>) {
         let mut running = self.running();
         // It may run something else by now.
         let Some(running) = running.as_mut().filter(|running| running.held == beat.held) else { return };
         running.beating = false;
-        if matches!(sent, Ok(heartbeat::Answer::Lost)) {
-            // Nobody listens once the handler has ended.
-            let _ = running.lost.send(true);
+        match sent {
+            Ok(heartbeat::Answer::Held { .. }) => running.beaten = sent_at,
+            Ok(heartbeat::Answer::Lost) => {
+                // Nobody listens once the handler has ended.
+                let _ = running.lost.send(true);
+            }
+            Err(_) => {
+                let mut progress = running.ctx.inner.progress.lock().unwrap_or_else(PoisonError::into_inner);
+                // The handler may have said something newer meanwhile.
+                *progress = progress.take().or_else(|| beat.progress.clone());
+            }
         }
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
-        self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -342,8 +350,9 @@ pub(crate) async fn heartbeat(engine: &Arc<Inner>) -> Result<(), Error> {
         let Some(beat) = slot.next_beat() else { continue };
         let engine = engine.clone();
         beats.spawn(async move {
+            let sent_at = Instant::now();
             let sent = send_beat(&engine, beat.clone()).await;
-            slot.beaten(&beat, &sent);
+            slot.beaten(&beat, sent_at, &sent);
             sent.map(drop)
         });
     }

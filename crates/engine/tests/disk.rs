@@ -25,6 +25,7 @@ on_each_database! {
     #[tokio::test(flavor = "multi_thread")] async:
     faults_under_load_lose_nothing_and_double_nothing,
     a_claim_that_nobody_heard_of_is_given_back_though_that_fails_at_first,
+    progress_that_the_store_refuses_at_first_is_sent_again,
 }
 
 fn faulty(database: &Database) -> (Builder, Plan) {
@@ -225,4 +226,44 @@ async fn a_claim_that_nobody_heard_of_is_given_back_though_that_fails_at_first(d
     assert_eq!(result.expect("it waits for a lease").unwrap(), 1);
     assert_eq!(plan.left(), 0);
     engine.shutdown(STUCK).await;
+}
+
+/// What a step had to report went away with the heartbeat that failed.
+async fn progress_that_the_store_refuses_at_first_is_sent_again(database: Database) {
+    let (builder, plan) = faulty(&database);
+    let (begun, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let handler = {
+        let (begun, go) = (begun.clone(), go.clone());
+        move |ctx: Ctx| {
+            let (begun, go) = (begun.clone(), go.clone());
+            async move {
+                begun.notify_one();
+                go.notified().await;
+                ctx.heartbeat("half")?;
+                tokio::time::sleep(STUCK).await;
+                Ok(done(()))
+            }
+        }
+    };
+    let engine = builder.register("reports", handler).lease(Duration::from_secs(60)).run().unwrap();
+    engine.start("reports", &()).id("w").await.unwrap();
+    let progress = async || engine.head("w").await.unwrap().claim.and_then(|claim| claim.progress);
+    within(begun.notified()).await;
+    // Every loop runs into some of them for a few seconds, and the heartbeat too.
+    plan.add([Fault::Load; 40]);
+    go.notify_one();
+    within(async {
+        while plan.left() > 0 {
+            assert_eq!(progress().await, None);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let sent = tokio::time::timeout(Duration::from_secs(10), async {
+        while progress().await.is_none() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    sent.await.expect("it is sent again");
+    engine.shutdown(Duration::ZERO).await;
 }
