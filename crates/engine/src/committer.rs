@@ -42,6 +42,7 @@ use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
 use steadfast_core::sweep::{Boots, GiveBack};
 use steadfast_core::text::WorkflowKey;
 use steadfast_store::clock::Clock;
+use steadfast_store::seldom::Seldom;
 use steadfast_store::{Fate, Saved, Store, StoreError, Writer};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -176,6 +177,7 @@ impl Committer {
             expected: 0,
             give_back_all: false,
             orphaned: Vec::new(),
+            owing: Seldom::new(),
             aside: VecDeque::new(),
         };
         let thread =
@@ -395,6 +397,8 @@ struct Runner {
     give_back_all: bool,
     /// Seeds of claims that nobody will ever hear of, yet to be given back.
     orphaned: Vec<[u8; 32]>,
+    /// What is said of claims that cannot be given back.
+    owing: Seldom,
     /// In the order in which they are tried again.
     aside: VecDeque<Aside>,
 }
@@ -791,10 +795,15 @@ impl Runner {
         let mut orphaned = tell_unknown(unknown);
         let epoch = self.writer.epoch();
         let mut pause = Duration::from_millis(10);
+        let mut seldom = Seldom::new();
         let fate = loop {
             match self.writer.recover() {
                 Ok(fate) => break Some(fate),
-                Err(error) => tracing::warn!(%error, "the store is not well yet"),
+                Err(error) => {
+                    if let Some(left_out) = seldom.says(Instant::now()) {
+                        tracing::warn!(%error, left_out, "the store is not well yet");
+                    }
+                }
             }
             if self.shared.lanes().closed {
                 break None;
@@ -893,7 +902,9 @@ impl Runner {
                     return;
                 }
                 Ended::NotCommitted(_, Error::Store(error)) => {
-                    tracing::warn!(%error, "claims that nobody heard of are not given back yet");
+                    if let Some(left_out) = self.owing.says(Instant::now()) {
+                        tracing::warn!(%error, left_out, "claims that nobody heard of are not given back yet");
+                    }
                     self.orphaned = orphaned;
                     return;
                 }
@@ -911,6 +922,7 @@ impl Runner {
                 Some(Outcome::Sweep(report)) if report.more => after = report.after,
                 _ => {
                     self.give_back_all = false;
+                    self.owing.over();
                     return;
                 }
             }

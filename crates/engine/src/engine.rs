@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,6 +26,7 @@ use steadfast_core::sweep::{GiveBack, Report, Sweep};
 use steadfast_core::text::{Key, Name, Namespace, Step, Tag, WorkflowId, WorkflowKey};
 use steadfast_store::clock::Clock;
 use steadfast_store::postgres::{self, PostgresStore};
+use steadfast_store::seldom::Seldom;
 use steadfast_store::sqlite::SqliteStore;
 use steadfast_store::{Reader, Store};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -182,6 +183,7 @@ impl Builder {
             hub,
             stage,
             seeds: Seeds::new()?,
+            commits_again: Mutex::default(),
             is_shared: self.store.is_shared(),
             store: Mutex::new(Some(self.store)),
         });
@@ -340,6 +342,8 @@ pub(crate) struct Inner {
     hub: Arc<Hub>,
     stage: watch::Sender<Stage>,
     seeds: Seeds,
+    /// What is said of commits that are tried again, by all slots together.
+    commits_again: Mutex<Seldom>,
     /// Other processes may have the store open too.
     is_shared: bool,
     /// Let go of by `shutdown`, so that the next owner can open it while handles of this engine are still around.
@@ -363,6 +367,11 @@ impl Inner {
 
     pub(crate) fn set_backlog(&self, backlog: bool) {
         self.backlog.store(backlog, Ordering::Relaxed);
+    }
+
+    /// Whether to say of a commit that it is tried again: how often that was left out before.
+    pub(crate) fn commits_again(&self) -> Option<u64> {
+        self.commits_again.lock().unwrap_or_else(PoisonError::into_inner).says(Instant::now())
     }
 
     pub(crate) fn terms(&self) -> Terms {
@@ -449,11 +458,14 @@ impl Inner {
         }
         let engine = self.clone();
         tokio::spawn(async move {
+            let mut seldom = Seldom::new();
             loop {
                 match engine.give_back().await {
                     Ok(_) | Err(Error::Closed) => return,
                     Err(error) => {
-                        tracing::warn!(%error, "giving back what earlier processes held is tried again");
+                        if let Some(left_out) = seldom.says(Instant::now()) {
+                            tracing::warn!(%error, left_out, "giving back what earlier processes held is tried again");
+                        }
                         wait(&engine, std::future::pending(), POLL).await;
                     }
                 }
@@ -497,6 +509,7 @@ impl Inner {
     pub(crate) async fn give_back(&self) -> Result<usize, Error> {
         let boots = self.ask(|store| store.boots()).await?;
         let (mut given_back, mut after) = (0, None);
+        let mut seldom = Seldom::new();
         loop {
             let command = Command::GiveBack(GiveBack {
                 boots: boots.clone(),
@@ -519,7 +532,9 @@ impl Inner {
                 Ok(_) => return Err(Error::Internal("a give-back was answered as something else".to_owned())),
                 Err(Error::Closed) => return Err(Error::Closed),
                 Err(error) => {
-                    tracing::warn!(%error, "giving back is tried again");
+                    if let Some(left_out) = seldom.says(Instant::now()) {
+                        tracing::warn!(%error, left_out, "giving back is tried again");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -664,17 +679,23 @@ where
     let body = Arc::new(body);
     tokio::spawn(async move {
         let mut pause = Duration::from_millis(50);
+        let mut seldom = Seldom::new();
         // The heartbeat and the sweep go on while what runs may finish.
         let last = if name == "worker" { Stage::Draining } else { Stage::GraceOver };
         while *engine.stage.borrow() < last {
             let (body, inner) = (body.clone(), engine.clone());
             match tokio::spawn(async move { body(inner).await }).await {
-                Ok(Ok(())) => pause = Duration::from_millis(50),
+                Ok(Ok(())) => {
+                    pause = Duration::from_millis(50);
+                    seldom.over();
+                }
                 Ok(Err(Error::Closed)) => return,
                 Ok(Err(error)) => {
                     // An overloaded lane is no fault: the next look finds room.
-                    if !matches!(error, Error::Overloaded { .. }) {
-                        tracing::warn!(r#loop = name, %error, "a loop goes on after an error");
+                    if !matches!(error, Error::Overloaded { .. })
+                        && let Some(left_out) = seldom.says(Instant::now())
+                    {
+                        tracing::warn!(r#loop = name, %error, left_out, "a loop goes on after an error");
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);

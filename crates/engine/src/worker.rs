@@ -332,7 +332,10 @@ pub(crate) async fn commit_until_known(
             Ok(Outcome::Commit(outcome)) => return Some(outcome),
             Ok(_) | Err(Error::Closed) => return None,
             Err(error) => {
-                tracing::warn!(workflow = %granted.held.key, step = %granted.step, %error, "a commit is tried again");
+                if let Some(left_out) = engine.commits_again() {
+                    let (workflow, step) = (&granted.held.key, &granted.step);
+                    tracing::warn!(%workflow, %step, %error, left_out, "a commit is tried again");
+                }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
             }

@@ -9,6 +9,7 @@ mod contract;
 pub mod faults;
 pub mod memory;
 pub mod postgres;
+pub mod seldom;
 pub mod sqlite;
 mod stored;
 

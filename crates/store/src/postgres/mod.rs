@@ -42,6 +42,7 @@ use self::session::{Pooled, Purpose, Session, postgres};
 use self::writer::PostgresWriter;
 use crate::clock::Clock;
 use crate::contract::{Identity, Reader, Store, StoreError, Writer};
+use crate::seldom::Seldom;
 
 /// How often a node's lease is renewed.
 const RENEWAL: Duration = Duration::from_secs(4);
@@ -334,6 +335,7 @@ fn judges_others(lease: &Mutex<Lease>) -> bool {
 async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>, clock: Option<Arc<ServerClock>>) {
     let mut session: Option<Session> = None;
     let mut pause = RENEWAL;
+    let mut seldom = Seldom::new();
     loop {
         tokio::time::sleep(pause).await;
         let berth = {
@@ -355,14 +357,19 @@ async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>,
             Ok::<_, StoreError>((open, berth))
         };
         pause = RENEWAL_AGAIN;
-        match tokio::time::timeout(RENEWAL, renewed).await {
+        let failed = match tokio::time::timeout(RENEWAL, renewed).await {
             Ok(Ok((open, berth))) => {
                 session = Some(open);
                 pause = RENEWAL;
                 lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, Instant::now());
+                seldom.over();
+                continue;
             }
-            Ok(Err(error)) => tracing::warn!(%error, "the node's lease could not be renewed"),
-            Err(_) => tracing::warn!("the node's lease could not be renewed in time"),
+            Ok(Err(error)) => error,
+            Err(_) => StoreError::NoServer { tried: format!("no answer within {} s", RENEWAL.as_secs()) },
+        };
+        if let Some(left_out) = seldom.says(Instant::now()) {
+            tracing::warn!(error = %failed, left_out, "the node's lease could not be renewed");
         }
     }
 }
