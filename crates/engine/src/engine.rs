@@ -541,6 +541,11 @@ impl Inner {
         }
     }
 
+    /// True when no other process can run steps of this store.
+    fn is_alone(&self) -> bool {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_alone())
+    }
+
     /// Asks the store something beside the async threads.
     async fn ask<T: Send + 'static>(
         &self,
@@ -621,8 +626,9 @@ impl Inner {
     /// Admits a workflow, and claims its first step with it when there is room and nothing else waits.
     pub(crate) async fn admit(self: &Arc<Self>, mut start: Start, bulk: bool) -> Result<Accepted, Error> {
         let id = start.key.id.clone();
-        let known = self.announced().knows(&start.name, &Step::start());
-        let permit = if known && !bulk && !self.has_backlog() && !self.is_draining() {
+        let runs_here = self.announced().knows(&start.name, &Step::start());
+        let known = runs_here || !self.is_alone();
+        let permit = if runs_here && !bulk && !self.has_backlog() && !self.is_draining() {
             self.slots.clone().try_acquire_owned().ok()
         } else {
             None
@@ -750,7 +756,8 @@ pub struct Accepted {
     pub id: WorkflowId,
     /// True when the same request had been accepted before.
     pub replay: bool,
-    /// False when this process has no handler for its first step: it waits for a worker that has one.
+    /// False when no handler is known for its first step, which then waits for a worker that has one: there is none in
+    /// this process, and no other one has the store open.
     pub known: bool,
 }
 
@@ -1170,9 +1177,10 @@ impl Engine {
         self.inner().look(look).await
     }
 
-    /// True when `head` is ready and this process, the only one that runs steps of this store, does not know its step.
+    /// True when `head` is ready and this process does not know its step, nor has another one the store open that might.
     pub fn is_blocked(&self, head: &Head) -> bool {
         head.status() == Status::Ready
+            && self.inner().is_alone()
             && !head.visit().is_some_and(|visit| self.inner().announced().knows(&head.name, &visit.step))
     }
 

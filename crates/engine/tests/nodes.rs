@@ -452,3 +452,24 @@ async fn as_many_looks_run_at_once_as_the_url_says() {
     assert_eq!(most.load(Ordering::SeqCst), 16);
     engine.shutdown(STUCK).await;
 }
+
+/// A node that only admits said of every start that no worker knows it, and showed what others were about to run as
+/// blocked.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_says_that_no_worker_knows_a_step_while_another_node_might() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let back = node(&url, 0);
+    let front = Engine::open(&url).unwrap().run().unwrap();
+    let start = async |id: &str| within(front.start_request(Request::new("count").id(id))).await.unwrap();
+    assert!(start("w-0").await.known);
+    assert!(!front.is_blocked(&front.head("w-0").await.unwrap()));
+    back.shutdown(STUCK).await;
+    let begin = Instant::now();
+    while !front.is_blocked(&front.head("w-0").await.unwrap()) {
+        assert!(begin.elapsed() < STUCK, "it does not see that it is alone");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!start("w-1").await.known);
+    front.shutdown(STUCK).await;
+}

@@ -16,7 +16,7 @@ use crate::problem::Document;
 pub(crate) struct Started<'a> {
     pub(crate) id: &'a str,
     pub(crate) replay: bool,
-    /// No worker knows the definition: the workflow waits for one that does.
+    /// No worker knows the definition: the workflow waits for one that does. Not said while other nodes may know it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) warning: Option<&'static str>,
 }

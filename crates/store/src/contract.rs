@@ -62,6 +62,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// True when no other process has the store open, as far as was seen in the last few seconds.
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     /// Another owner that is gone, once: whoever is answered its boot gives back what it held, and then buries it.
     ///
     /// # Errors
@@ -126,6 +131,10 @@ impl Store for Box<dyn Store> {
 
     fn is_shared(&self) -> bool {
         (**self).is_shared()
+    }
+
+    fn is_alone(&self) -> bool {
+        (**self).is_alone()
     }
 
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {

@@ -144,6 +144,10 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.is_shared()
     }
 
+    fn is_alone(&self) -> bool {
+        self.inner.is_alone()
+    }
+
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {
         self.inner.next_gone()
     }

@@ -213,6 +213,19 @@ pub(super) async fn renew(session: &Session, place: &Place, berth: Berth) -> Res
     }
 }
 
+/// True when no other node is on board, also none that may be gone.
+pub(super) async fn is_alone(session: &Session, place: &Place, berth: Berth) -> Result<bool, StoreError> {
+    let rows = session
+        .client
+        .query_typed(
+            &place.text("select not exists (select from {schema}.nodes where boot <> $1)"),
+            &[(&berth.boot, Type::INT8)],
+        )
+        .await
+        .map_err(postgres("look for other nodes"))?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
+}
+
 /// Gives the number back.
 pub(super) async fn leave(session: &Session, place: &Place, berth: Berth) -> Result<(), StoreError> {
     session

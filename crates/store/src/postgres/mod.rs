@@ -84,20 +84,23 @@ struct Lease {
     since: Instant,
     /// When it was renewed last.
     renewed: Instant,
+    /// No other node was on board then.
+    alone: bool,
     left: bool,
 }
 
 impl Lease {
-    fn new(berth: Berth, now: Instant) -> Self {
-        Self { berth, since: now, renewed: now, left: false }
+    fn new(berth: Berth, alone: bool, now: Instant) -> Self {
+        Self { berth, since: now, renewed: now, alone, left: false }
     }
 
-    fn renewed(&mut self, berth: Berth, now: Instant) {
+    fn renewed(&mut self, berth: Berth, alone: bool, now: Instant) {
         if now.duration_since(self.renewed) > GAP_MAX {
             self.since = now;
         }
         self.renewed = now;
         self.berth = berth;
+        self.alone = alone;
     }
 
     /// True when a lease of another node that is over says something of that node. What kept this one from renewing,
@@ -141,19 +144,20 @@ impl PostgresStore {
         })?;
         let background = Arc::new(Background::start(&place)?);
         let pooled = Arc::new(Pooled::default());
-        let (identity, berth, now) = background.wait({
+        let (identity, berth, alone, now) = background.wait({
             let (place, pooled) = (place.clone(), pooled.clone());
             async move {
                 let session = Session::connect(&place, &pooled, &[], Purpose::Write).await?;
                 let now = server_time(&session).await?;
                 migrate::migrate(&session, &place, secret, now).await?;
                 let (identity, berth) = board::board(&session, &place).await?;
-                Ok((identity, berth, now))
+                let alone = board::is_alone(&session, &place, berth).await?;
+                Ok((identity, berth, alone, now))
             }
         })?;
         let server_clock = clock.is_none().then(|| Arc::new(ServerClock::new(now)));
         let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
-        let lease = Arc::new(Mutex::new(Lease::new(berth, Instant::now())));
+        let lease = Arc::new(Mutex::new(Lease::new(berth, alone, Instant::now())));
         background.handle().spawn(keep_lease(place.clone(), pooled.clone(), lease.clone(), server_clock.clone()));
         let hints = Arc::new(Hints::default());
         background.handle().spawn(hints::run(place.clone(), pooled.clone(), hints.clone(), berth.boot));
@@ -351,17 +355,18 @@ async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>,
                 None => Session::connect(&place, &pooled, &[], Purpose::Look).await?,
             };
             let berth = board::renew(&open, &place, berth).await?;
+            let alone = board::is_alone(&open, &place, berth).await?;
             if let Some(clock) = &clock {
                 clock.read(server_time(&open).await?);
             }
-            Ok::<_, StoreError>((open, berth))
+            Ok::<_, StoreError>((open, berth, alone))
         };
         pause = RENEWAL_AGAIN;
         let failed = match tokio::time::timeout(RENEWAL, renewed).await {
-            Ok(Ok((open, berth))) => {
+            Ok(Ok((open, berth, alone))) => {
                 session = Some(open);
                 pause = RENEWAL;
-                lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, Instant::now());
+                lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, alone, Instant::now());
                 seldom.over();
                 continue;
             }
@@ -434,6 +439,10 @@ impl Store for PostgresStore {
         true
     }
 
+    fn is_alone(&self) -> bool {
+        self.shared.lease().alone
+    }
+
     fn boots(&self) -> Result<Boots, StoreError> {
         let (place, own) = (self.shared.place.clone(), self.shared.lease().berth.boot);
         let lease = self.shared.lease.clone();
@@ -501,14 +510,14 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let berth = Berth { node: 1, boot: 1 };
-        let mut lease = Lease::new(berth, begin);
+        let mut lease = Lease::new(berth, true, begin);
         let mut judged = String::new();
         // An outage from 21 to 40 that the node sees the end of at 42.
         let renewals = [4, 8, 12, 16, 20, 42, 46, 50, 54, 58];
         for second in [10, 14, 16, 20, 26, 27, 39, 41, 42, 56, 57, 58] {
             for renewal in renewals {
                 if renewal <= second && at(renewal) > lease.renewed {
-                    lease.renewed(berth, at(renewal));
+                    lease.renewed(berth, true, at(renewal));
                 }
             }
             judged += &format!("{second}:{} ", if lease.judges_others(at(second)) { "yes" } else { "no" });
