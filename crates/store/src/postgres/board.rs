@@ -336,12 +336,13 @@ pub(super) async fn bury(session: &Session, place: &Place, boot: u64) -> Result<
     session
         .client
         .query_typed(
-            // By the index of what is due, as giving back finds them.
+            // By the rows of what is due, as giving back finds them.
             &place.text(&format!(
                 "delete from {{schema}}.nodes n where n.boot = $1 and n.expires_at < {NOW} and not exists (
-                     select from {{schema}}.namespaces s cross join lateral (
-                         select from {{schema}}.heads h where h.namespace = s.namespace and h.wake = 0
-                             and h.due is not null and h.boot = $1 and h.remote is not true limit 1) h)"
+                     select from {{schema}}.timed t cross join lateral (
+                         select h.boot, h.remote from {{schema}}.heads h where h.workflow = t.workflow limit 1) h
+                     where t.namespace in (select s.namespace from {{schema}}.namespaces s) and t.wake = 0
+                         and h.boot = $1 and h.remote is not true)"
             )),
             &[(&boot, Type::INT8)],
         )
