@@ -252,6 +252,41 @@ fn hints_tell_what_to_wake() {
     assert_eq!(hints(&[start(), claim(), fail(1, 9)]), (false, Some(9)));
 }
 
+/// Whoever claims learns whether it left anything, also where just as many were ready as it asked for; a call that is
+/// repeated looks at nothing new.
+#[test]
+fn a_page_says_whether_more_is_ready() {
+    let mut snapshot = Snapshot::new();
+    let requested = |n| {
+        let Command::Claim(request) = claim() else { unreachable!() };
+        Request { n, id: Some(CallId(format!("q{n}").as_str().into())), ..request }
+    };
+    let mut decided = |command: Command| loop {
+        match decide(&mut snapshot, &command, &NOW) {
+            Ok(outcome) => break outcome,
+            Err(Stop::Missing(wants)) => {
+                wants.admissions.iter().for_each(|key| snapshot.load_admission(key.clone(), None));
+                wants.calls.iter().for_each(|(space, id)| snapshot.load_call(space.clone(), id.clone(), None));
+                wants.ready.iter().for_each(|(known, n)| snapshot.load_ready(known.clone(), *n, Vec::new()));
+            }
+            Err(stop) => panic!("{stop:?}"),
+        }
+    };
+    for id in ["a", "b", "c", "d", "e"] {
+        let Command::Start(mut start) = start() else { unreachable!() };
+        start.key.id = WorkflowId::trusted(id);
+        decided(Command::Start(start));
+    }
+    let mut page = |n| match decided(Command::Claim(requested(n))) {
+        Outcome::Claim(page) => (page.granted.len(), page.more),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(page(2), (2, true));
+    assert_eq!(page(2), (2, false), "the same call again");
+    assert_eq!(page(3), (3, false));
+    assert_eq!(page(1), (0, false));
+}
+
 /// A command decided twice, after a batch that was rolled back, grants the same token and writes the same events.
 #[test]
 fn a_command_decided_again_decides_the_same() {

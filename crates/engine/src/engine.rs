@@ -41,8 +41,9 @@ use crate::worker::{self, Slot};
 const POLL: Duration = Duration::from_secs(1);
 /// The longest that a loop rests after errors in a row.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// How soon who did not look into the store at first does so.
-const POLL_SKIPPED: Duration = Duration::from_millis(200);
+/// How soon who did not look into the store at first does so. Later than most workflows take, however many run: each
+/// would be looked for once.
+const POLL_SKIPPED: Duration = Duration::from_secs(1);
 /// How often somebody who waits for an end looks by themselves; the end is told as it happens.
 const POLL_END: Duration = Duration::from_secs(5);
 /// How often a node looks for ends of workflows that run elsewhere, and for how many at a time.
@@ -179,6 +180,7 @@ impl Builder {
             idle_slots: Mutex::default(),
             every_slot: Mutex::default(),
             backlog: AtomicBool::new(false),
+            unlooked: AtomicBool::new(false),
             wake_worker: hub.ready.clone(),
             hub,
             stage,
@@ -338,6 +340,8 @@ pub(crate) struct Inner {
     every_slot: Mutex<Vec<Arc<Slot>>>,
     /// More was ready at the last claim than there was room for.
     backlog: AtomicBool,
+    /// There was no room to look for ready steps when it was time to: whoever makes room looks.
+    unlooked: AtomicBool,
     pub(crate) wake_worker: Arc<Notify>,
     hub: Arc<Hub>,
     stage: watch::Sender<Stage>,
@@ -367,6 +371,18 @@ impl Inner {
 
     pub(crate) fn set_backlog(&self, backlog: bool) {
         self.backlog.store(backlog, Ordering::Relaxed);
+    }
+
+    /// There is no room to look for ready steps now.
+    pub(crate) fn look_later(&self) {
+        self.unlooked.store(true, Ordering::SeqCst);
+    }
+
+    /// There is room again: looks for ready steps if any are known to wait, or nobody could look.
+    pub(crate) fn room(&self) {
+        if self.unlooked.swap(false, Ordering::SeqCst) || self.has_backlog() {
+            self.wake_worker.notify_one();
+        }
     }
 
     /// Whether to say of a commit that it is tried again: how often that was left out before.
@@ -1233,5 +1249,55 @@ impl Engine {
         // The thread runs what waits, which ends in bounded time.
         let _ = tokio::task::spawn_blocking(move || joined.committer.join()).await;
         drop(inner.store.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_store::clock::ManualClock;
+    use steadfast_store::memory::MemoryStore;
+
+    use super::*;
+
+    fn ended(key: &WorkflowKey, event: Event) -> Option<Hints> {
+        Some(Hints { ended: vec![(key.clone(), event)], ..Hints::default() })
+    }
+
+    /// Whoever hears of an end and starts the next workflow finds room for it.
+    #[tokio::test]
+    async fn an_end_makes_room_before_it_is_told() {
+        let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("w") };
+        let completed = Event::WorkflowCompleted { result: Json::null() };
+        let cancelled = Event::WorkflowCancelled { reason: String::new(), by: String::new() };
+        for (event, room) in [(completed, 1), (cancelled, 0)] {
+            let (hub, slots) = (Hub::default(), Arc::new(Semaphore::new(1)));
+            let permit = slots.clone().try_acquire_owned().expect("there is room");
+            // The task that runs it has the seat too.
+            let seat = Seat::new(permit);
+            hub.ends().running.insert(key.clone(), seat.clone());
+            let (waiter, runs) = Waiter::new(&hub, &key);
+            assert!(runs);
+            hub.hear(ended(&key, event.clone()));
+            assert_eq!(slots.available_permits(), room, "{event:?}");
+            drop((waiter, seat));
+        }
+    }
+
+    /// A worker without room knows of no backlog: what runs there is not put back for others, and starts go on to claim
+    /// their first step. Whoever makes room looks.
+    #[tokio::test]
+    async fn a_full_worker_is_no_backlog() {
+        let store = MemoryStore::new(Arc::new(ManualClock::new(1_000)));
+        let inner = Engine::on(store).concurrency(1).build(false).expect("it is set up");
+        let permit = inner.slots.clone().try_acquire_owned().expect("there is room");
+        worker::claim(&inner).await.expect("it has nothing to do");
+        assert!(!inner.has_backlog());
+        drop(permit);
+        inner.room();
+        let woken = tokio::time::timeout(Duration::from_secs(5), inner.wake_worker.notified()).await;
+        woken.expect("the worker is told to look");
+        inner.room();
+        let woken = tokio::time::timeout(Duration::from_millis(50), inner.wake_worker.notified()).await;
+        assert!(woken.is_err(), "nobody waits for room any more");
     }
 }

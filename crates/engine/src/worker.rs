@@ -113,9 +113,12 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
             permits.push(permit);
         }
         if permits.is_empty() {
-            // Something may be ready: whoever frees a place shall look.
-            engine.set_backlog(true);
-            return Ok(());
+            engine.look_later();
+            if engine.slots.available_permits() == 0 {
+                return Ok(());
+            }
+            // Room was made before anybody knew that it is waited for.
+            continue;
         }
         if engine.is_draining() {
             return Ok(());
@@ -147,10 +150,7 @@ pub(crate) fn spawn(engine: &Arc<Inner>, granted: Granted, seen: Seen, permit: O
         *slot.running() = None;
         engine.return_slot(slot);
         engine.leaves(&key, &seat);
-        // There is room again: look for work if any is known to wait.
-        if engine.has_backlog() {
-            engine.wake_worker.notify_one();
-        }
+        engine.room();
     });
 }
 
