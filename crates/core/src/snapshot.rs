@@ -169,8 +169,8 @@ struct OpenPage {
 /// What a batch leads to besides rows: hints, never needed for correctness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// Heads became ready and were not claimed in the same batch.
-    pub ready: bool,
+    /// How many heads became ready and were not claimed in the same batch, by definition and step.
+    pub ready: BTreeMap<(Name, Step), usize>,
     /// The earliest instant at which a changed head becomes due.
     pub due: Option<i64>,
     /// Workflows that ended, with their terminal event.
@@ -558,7 +558,9 @@ impl Snapshot {
         let mut hints = Hints::default();
         for cell in self.heads.values().flatten().filter(|cell| cell.dirty) {
             let placed = cell.head.placed();
-            hints.ready |= placed.rank.is_some();
+            if let (Some(_), Some(visit)) = (placed.rank, cell.head.visit()) {
+                *hints.ready.entry((cell.head.name.clone(), visit.step.clone())).or_default() += 1;
+            }
             if let Some((_, due)) = placed.due {
                 hints.due = Some(hints.due.map_or(due, |earlier| earlier.min(due)));
             }

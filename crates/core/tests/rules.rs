@@ -232,7 +232,7 @@ fn the_log_of_a_batch_tells_it_in_order() {
     assert_eq!(log, [(0, "workflow_created"), (1, "step_started"), (2, "step_completed"), (3, "workflow_completed")]);
     let ended = snapshot.hints().ended;
     assert!(matches!(ended.as_slice(), [(ended, Event::WorkflowCompleted { .. })] if *ended == key()));
-    assert!(!snapshot.hints().ready && snapshot.hints().due.is_none(), "nothing waits");
+    assert!(snapshot.hints().ready.is_empty() && snapshot.hints().due.is_none(), "nothing waits");
 }
 
 #[test]
@@ -242,14 +242,16 @@ fn hints_tell_what_to_wake() {
         for command in commands {
             decide(&mut snapshot, command, &NOW).expect("it has what it needs");
         }
-        (snapshot.hints().ready, snapshot.hints().due.map(|due| due - NOW.now))
+        let hints = snapshot.hints();
+        let ready: Vec<String> = hints.ready.iter().map(|((name, step), n)| format!("{name} {step} {n}")).collect();
+        (ready.join(", "), hints.due.map(|due| due - NOW.now))
     };
     let step = |when| Continuation::Step { step: Step::trusted("next"), when };
-    assert_eq!(hints(&[start()]), (true, None));
-    assert_eq!(hints(&[start(), claim()]), (false, Some(30_000)), "claimed in the same batch");
-    assert_eq!(hints(&[start(), claim(), complete(1, step(When::Now))]), (true, None));
-    assert_eq!(hints(&[start(), claim(), complete(1, step(When::After(7)))]), (false, Some(7)));
-    assert_eq!(hints(&[start(), claim(), fail(1, 9)]), (false, Some(9)));
+    assert_eq!(hints(&[start()]), ("flow start 1".to_owned(), None));
+    assert_eq!(hints(&[start(), claim()]), (String::new(), Some(30_000)), "claimed in the same batch");
+    assert_eq!(hints(&[start(), claim(), complete(1, step(When::Now))]), ("flow next 1".to_owned(), None));
+    assert_eq!(hints(&[start(), claim(), complete(1, step(When::After(7)))]), (String::new(), Some(7)));
+    assert_eq!(hints(&[start(), claim(), fail(1, 9)]), (String::new(), Some(9)));
 }
 
 /// Whoever claims learns whether it left anything, also where just as many were ready as it asked for; a call that is

@@ -706,8 +706,10 @@ impl Runner {
             }
         };
         if !snapshot.is_changed() {
-            self.writer.abandon();
-            return Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default(), written: false });
+            return match self.writer.confirm() {
+                Ok(()) => Ended::Decided(Delivery { jobs, outcomes, hints: Hints::default(), written: false }),
+                Err(error) => Ended::NotCommitted(jobs, error.into()),
+            };
         }
         // Neither may a panic while saving; then nobody knows how far that came.
         let saved = catch_unwind(AssertUnwindSafe(|| {

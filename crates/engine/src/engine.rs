@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -146,27 +146,28 @@ impl Builder {
             definitions: definitions.iter().map(|(name, known)| (name.clone(), known.steps.clone())).collect(),
         };
         let hub = Arc::new(Hub::default());
-        let listening = hub.clone();
-        let store = Arc::downgrade(&self.store);
+        let announced = Arc::new(RwLock::new(Arc::new(announced)));
+        let slots = Arc::new(Semaphore::new(self.concurrency));
+        let (stage, watched) = watch::channel(Stage::Running);
+        let listener = Listener {
+            hub: hub.clone(),
+            store: Arc::downgrade(&self.store),
+            announced: announced.clone(),
+            slots: slots.clone(),
+            stage: watched,
+        };
         let committer = Committers::start(&*self.store, &self.bounds, self.limits.deliveries_max, move |hints| {
-            // What became ready here and was not claimed with it may find room elsewhere.
-            if hints.as_ref().is_some_and(|hints| hints.ready)
-                && let Some(store) = store.upgrade()
-            {
-                store.hint();
-            }
-            listening.hear(hints);
+            listener.hear(hints);
         })?;
         let ready = hub.ready.clone();
         self.store.on_hint(Box::new(move || ready.notify_one()));
-        let (stage, _) = watch::channel(Stage::Running);
         let inner = Arc::new(Inner {
             committer,
             reader: self.store.reader(),
             clock: self.store.clock(),
             fingerprint_key: identity.fingerprint_key,
             definitions,
-            announced: RwLock::new(Arc::new(announced)),
+            announced,
             worker: WorkerRef {
                 label: format!("n{}.b{}.p{}", self.store.node(), identity.boot, std::process::id()).into(),
                 boot: identity.boot,
@@ -176,7 +177,7 @@ impl Builder {
             limits: Arc::new(self.limits),
             concurrency: self.concurrency,
             looks: Arc::new(Semaphore::new(self.store.looks())),
-            slots: Arc::new(Semaphore::new(self.concurrency)),
+            slots,
             idle_slots: Mutex::default(),
             every_slot: Mutex::default(),
             backlog: AtomicBool::new(false),
@@ -200,6 +201,8 @@ impl Builder {
 #[derive(Default)]
 struct Hub {
     ready: Arc<Notify>,
+    /// How many steps became ready that this process can run, since its worker looked last.
+    ready_count: AtomicUsize,
     due: Notify,
     /// The earliest time the sweeper has been told of since it last looked.
     due_at: DueAt,
@@ -249,7 +252,8 @@ impl Default for DueAt {
 }
 
 impl Hub {
-    fn hear(&self, hints: Option<Hints>) {
+    /// Hears what a batch led to, and how many of the steps that it made ready can be run here.
+    fn hear(&self, hints: Option<Hints>, ready: usize) {
         let Some(hints) = hints else {
             self.ready.notify_one();
             self.due.notify_one();
@@ -257,7 +261,8 @@ impl Hub {
             self.ends().waiting.clear();
             return;
         };
-        if hints.ready {
+        if ready > 0 {
+            self.ready_count.fetch_add(ready, Ordering::Relaxed);
             self.ready.notify_one();
         }
         if let Some(due) = hints.due
@@ -286,6 +291,39 @@ impl Hub {
 
     fn ends(&self) -> MutexGuard<'_, Ends> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hears from the committers' threads what their batches led to.
+#[derive(Clone)]
+struct Listener {
+    hub: Arc<Hub>,
+    store: Weak<dyn Store>,
+    announced: Arc<RwLock<Arc<Announced>>>,
+    slots: Arc<Semaphore>,
+    stage: watch::Receiver<Stage>,
+}
+
+impl Listener {
+    fn hear(&self, hints: Option<Hints>) {
+        let (mut here, mut all) = (0, 0);
+        if let Some(hints) = &hints
+            && !hints.ready.is_empty()
+        {
+            let announced = self.announced.read().unwrap_or_else(PoisonError::into_inner).clone();
+            for ((name, step), n) in &hints.ready {
+                all += n;
+                here += if announced.knows(name, step) { *n } else { 0 };
+            }
+        }
+        // What cannot run here soon may find room elsewhere.
+        let takes = if *self.stage.borrow() < Stage::Draining { here.min(self.slots.available_permits()) } else { 0 };
+        if takes < all
+            && let Some(store) = self.store.upgrade()
+        {
+            store.hint();
+        }
+        self.hub.hear(hints, here);
     }
 }
 
@@ -326,7 +364,7 @@ pub(crate) struct Inner {
     pub(crate) reader: Arc<dyn Reader>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) definitions: BTreeMap<Name, Known>,
-    announced: RwLock<Arc<Announced>>,
+    announced: Arc<RwLock<Arc<Announced>>>,
     pub(crate) worker: WorkerRef,
     pub(crate) lease_ms: u64,
     pub(crate) limits: Arc<Limits>,
@@ -371,6 +409,11 @@ impl Inner {
 
     pub(crate) fn set_backlog(&self, backlog: bool) {
         self.backlog.store(backlog, Ordering::Relaxed);
+    }
+
+    /// How many steps became ready here since this was last asked.
+    pub(crate) fn take_ready(&self) -> usize {
+        self.hub.ready_count.swap(0, Ordering::Relaxed)
     }
 
     /// There is no room to look for ready steps now.
@@ -1277,7 +1320,7 @@ mod tests {
             hub.ends().running.insert(key.clone(), seat.clone());
             let (waiter, runs) = Waiter::new(&hub, &key);
             assert!(runs);
-            hub.hear(ended(&key, event.clone()));
+            hub.hear(ended(&key, event.clone()), 0);
             assert_eq!(slots.available_permits(), room, "{event:?}");
             drop((waiter, seat));
         }

@@ -35,6 +35,8 @@ const STREAK_STEPS: u32 = 100;
 const STREAK_TIME: Duration = Duration::from_millis(100);
 /// Most steps in one claim call.
 const CLAIM_MAX: usize = 256;
+/// Steps in a claim call of a worker that knows of none.
+const CLAIM_FEW: usize = 4;
 /// What a worker remembers of a scratchpad from step to step.
 const SEEN_BYTES_MAX: usize = 256 << 10;
 /// Likewise, in variables.
@@ -103,11 +105,16 @@ impl Slot {
     }
 }
 
-/// Claims as many ready steps as there is room for, and sets them going.
+/// Claims ready steps as long as there is room for them, and sets them going.
+///
+/// Room that is kept for a claim is taken from the starts that come meanwhile, whose first steps then have to be claimed
+/// too. So it asks for as many as are known to be ready, and for few where only a look can tell.
 pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
+    let known = engine.take_ready().max(CLAIM_FEW);
     loop {
+        let most = if engine.has_backlog() { CLAIM_MAX } else { known.min(CLAIM_MAX) };
         let mut permits: Vec<OwnedSemaphorePermit> = Vec::new();
-        while permits.len() < CLAIM_MAX
+        while permits.len() < most
             && let Ok(permit) = engine.slots.clone().try_acquire_owned()
         {
             permits.push(permit);

@@ -276,7 +276,7 @@ async fn a_node_that_is_gone_is_looked_after_by_another() {
     let gone = format!(
         "update {schema}.nodes set expires_at = 0, boot = boot + 1000 where node = 2;
                         update {schema}.store set boot = boot + 1000;
-                        update {schema}.heads set boot = boot + 1000 where status = 'running'"
+                        update {schema}.heads set boot = boot + 1000, revision = revision + 1 where status = 'running'"
     );
     steadfast_pgtest::psql(plain, &gone).unwrap();
     let begin = Instant::now();
@@ -381,7 +381,7 @@ async fn what_was_locked_when_its_node_was_gone_is_given_back_later() {
     claimed(&survivor, "running").await;
     // As if a third one had claimed it.
     cluster.sql(
-        "update steadfast.store set boot = boot + 1000; update steadfast.heads set boot = 1002 where id = 'running'",
+        "update steadfast.store set boot = boot + 1000; update steadfast.heads set boot = 1002, revision = revision + 1 where id = 'running'",
     );
     std::thread::scope(|scope| {
         scope.spawn(|| {

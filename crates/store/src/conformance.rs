@@ -35,6 +35,9 @@ pub use verbs::{Dice, invent};
 use crate::clock::Clock;
 use crate::contract::{Saved, Store, StoreError, Writer};
 
+/// How often a batch may lose a race before that is its outcome.
+const RACES_MAX: usize = 8;
+
 /// Makes the stores of one kind that a diary is told on.
 pub trait Harness {
     /// Hands out the store: empty the first time, afterwards what its last owner left, under a new owner.
@@ -58,11 +61,21 @@ pub enum Applied {
 }
 
 /// Takes one batch down the road of every change, as a committer does: load what the commands want, decide each in
-/// order, save the difference, make it durable.
+/// order, save the difference, make it durable. What turns out to rest on something that has changed is decided anew.
 ///
 /// # Panics
 /// If a rule writes an event where none may stand.
 pub fn apply(writer: &mut dyn Writer, moment: &Moment, commands: &[Command]) -> Applied {
+    for _ in 0..RACES_MAX {
+        let applied = apply_once(writer, moment, commands);
+        if !matches!(applied, Applied::NotCommitted(StoreError::Raced { .. })) {
+            return applied;
+        }
+    }
+    apply_once(writer, moment, commands)
+}
+
+fn apply_once(writer: &mut dyn Writer, moment: &Moment, commands: &[Command]) -> Applied {
     let mut wants = Wants::default();
     commands.iter().for_each(|command| command.wants(moment, &mut wants));
     let mut snapshot = Snapshot::new();
@@ -74,8 +87,10 @@ pub fn apply(writer: &mut dyn Writer, moment: &Moment, commands: &[Command]) -> 
         }
     };
     if !snapshot.is_changed() {
-        writer.abandon();
-        return Applied::Unchanged(outcomes);
+        return match writer.confirm() {
+            Ok(()) => Applied::Unchanged(outcomes),
+            Err(error) => Applied::NotCommitted(error),
+        };
     }
     match writer.save(&snapshot) {
         Saved::Written => match writer.disk().sync() {

@@ -167,13 +167,17 @@ pub struct Identity {
 
 /// The connection of the committer: it loads what a batch wants and saves what the batch decided.
 ///
-/// `load` opens a transaction when none is open; `save` and `abandon` end it. All calls block.
+/// `load` opens a transaction when none is open; `save`, `confirm` and `abandon` end it. All calls block.
 pub trait Writer: Send {
     /// Loads the wanted rows into the snapshot. May be called again within the transaction for more.
     ///
     /// # Errors
     /// [`StoreError`]; the transaction is then still to be abandoned.
     fn load(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError>;
+
+    /// The next batch is decided on rows that were loaded, and on nothing that this writer remembers or takes for granted.
+    /// After [`StoreError::Raced`] it is so by itself.
+    fn careful(&mut self) {}
 
     /// The store's epoch as of the last load or recovery: that of every claim which is granted now.
     fn epoch(&self) -> u64;
@@ -190,6 +194,15 @@ pub trait Writer: Send {
     /// than a large one. None where batches cost by their rows.
     fn gathers(&self) -> Duration {
         Duration::ZERO
+    }
+
+    /// Ends the transaction of a batch that changed nothing, once it is sure that what was loaded was true.
+    ///
+    /// # Errors
+    /// [`StoreError::Raced`] when it was not, any other when that cannot be told; the commands are then decided anew.
+    fn confirm(&mut self) -> Result<(), StoreError> {
+        self.abandon();
+        Ok(())
     }
 
     /// Ends the transaction without a trace.

@@ -82,6 +82,16 @@ impl Plan {
         self.next.lock().expect("plans hold their lock for one change").len()
     }
 
+    fn meets_next_save(&self) -> bool {
+        let next = self.next.lock().expect("plans hold their lock for one change");
+        next.front().copied().is_some_and(Fault::meets_a_save)
+    }
+
+    fn put_back(&self, fault: Option<Fault>) {
+        let mut next = self.next.lock().expect("plans hold their lock for one change");
+        fault.into_iter().for_each(|fault| next.push_front(fault));
+    }
+
     fn take(&self, when: impl Fn(Fault) -> bool) -> Option<Fault> {
         let mut next = self.next.lock().expect("plans hold their lock for one change");
         if next.front().copied().is_some_and(when) { next.pop_front() } else { None }
@@ -197,29 +207,33 @@ impl Writer for FaultyWriter {
         if self.is_away {
             return Err(StoreError::Recovering);
         }
+        if self.plan.meets_next_save() {
+            // Only what would really be saved meets a fault.
+            self.inner.careful();
+        }
         self.inner.load(wants, snapshot)
     }
 
+    fn careful(&mut self) {
+        self.inner.careful();
+    }
+
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
-        match self.plan.take(Fault::meets_a_save) {
-            None | Some(Fault::Pass | Fault::Load | Fault::Away | Fault::Sync) => self.inner.save(snapshot),
-            Some(Fault::NotCommitted) => {
-                self.inner.abandon();
-                Saved::NotCommitted(StoreError::Injected("save"))
-            }
-            Some(Fault::UnknownWritten) => match self.inner.save(snapshot) {
-                Saved::Written => Saved::Unknown(StoreError::Injected("commit answer lost")),
-                other => other,
-            },
-            Some(Fault::UnknownNotWritten) => {
-                self.inner.abandon();
-                Saved::Unknown(StoreError::Injected("commit"))
-            }
+        let fault = self.plan.take(Fault::meets_a_save);
+        let saved = self.save_with(fault, snapshot);
+        if matches!(saved, Saved::NotCommitted(StoreError::Raced { .. })) {
+            // It is saved again, and meets its fault then.
+            self.plan.put_back(fault);
         }
+        saved
     }
 
     fn disk(&self) -> Arc<dyn Disk> {
         Arc::new(FaultyDisk { inner: self.inner.disk(), plan: self.plan.clone() })
+    }
+
+    fn confirm(&mut self) -> Result<(), StoreError> {
+        self.inner.confirm()
     }
 
     fn abandon(&mut self) {
@@ -241,5 +255,25 @@ impl Writer for FaultyWriter {
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // What was made up here is not known to the store below.
         self.inner.recover().map(|_| Fate::Unknown).inspect(|_| self.is_away = false)
+    }
+}
+
+impl FaultyWriter {
+    fn save_with(&mut self, fault: Option<Fault>, snapshot: &Snapshot) -> Saved {
+        match fault {
+            None | Some(Fault::Pass | Fault::Load | Fault::Away | Fault::Sync) => self.inner.save(snapshot),
+            Some(Fault::NotCommitted) => {
+                self.inner.abandon();
+                Saved::NotCommitted(StoreError::Injected("save"))
+            }
+            Some(Fault::UnknownWritten) => match self.inner.save(snapshot) {
+                Saved::Written => Saved::Unknown(StoreError::Injected("commit answer lost")),
+                other => other,
+            },
+            Some(Fault::UnknownNotWritten) => {
+                self.inner.abandon();
+                Saved::Unknown(StoreError::Injected("commit"))
+            }
+        }
     }
 }

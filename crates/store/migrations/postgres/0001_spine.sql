@@ -71,6 +71,8 @@ create table {schema}.events (
 -- page for as many new versions as it has rows.
 create table {schema}.heads (
     workflow bigint not null,
+    revision bigint not null default 1,                 -- counts the writes of this row: whoever decided on it proves by
+                                                        -- it that nobody came between
     seq bigint not null,
     created_at bigint not null,
     updated_at bigint not null,
@@ -165,6 +167,20 @@ create table {schema}.claim_calls (
     constraint claim_calls_key primary key (namespace, request)
 );
 create index claim_calls_by_age on {schema}.claim_calls (at);
+
+-- The last batches of each writer, saved with what they wrote: a writer that was not told what became of its commit sees
+-- it here. A void one was put in by such a writer itself, so that a batch which is still on its way cannot commit any
+-- more. Deleted by their writer and by age.
+create table {schema}.batches (
+    boot bigint not null,
+    writer bigint not null,                             -- a random number for each connection that writes
+    batch bigint not null,
+    at bigint not null,
+    void boolean not null,
+    constraint batches_key primary key (boot, writer, batch)
+) with (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
 
 -- For people with a database shell: logs and variables by id.
 create view {schema}.workflow_events as

@@ -34,6 +34,8 @@ pub(super) const LEASE_MS: i64 = 15_000;
 const NODES_MAX: i32 = 1_024;
 /// How long one node has the giving back for another to itself, in milliseconds.
 const REAPING_MS: i64 = 10_000;
+/// How long what a node wrote is remembered by batch after its end, in milliseconds.
+const BATCHES_MS: i64 = 3_600_000;
 /// How long whoever connects again waits to be told the epoch.
 const COMING: Duration = Duration::from_secs(10);
 /// The server's time in milliseconds since the epoch.
@@ -231,7 +233,10 @@ pub(super) async fn leave(session: &Session, place: &Place, berth: Berth) -> Res
     session
         .client
         .query_typed(
-            &place.text("delete from {schema}.nodes where node = $1 and boot = $2"),
+            &place.text(
+                "with gone as (delete from {schema}.nodes where node = $1 and boot = $2)
+                 delete from {schema}.batches where boot = $2",
+            ),
             &[(&berth.node, Type::INT4), (&berth.boot, Type::INT8)],
         )
         .await
@@ -347,8 +352,20 @@ pub(super) async fn bury(session: &Session, place: &Place, boot: u64) -> Result<
             &[(&boot, Type::INT8)],
         )
         .await
+        .map_err(postgres("take the row of a node away"))?;
+    // What a writer may still ask for is younger.
+    session
+        .client
+        .query_typed(
+            &place.text(&format!(
+                "delete from {{schema}}.batches b where b.at < {NOW} - {BATCHES_MS}
+                     and b.boot not in (select n.boot from {{schema}}.nodes n)"
+            )),
+            &[],
+        )
+        .await
         .map(drop)
-        .map_err(postgres("take the row of a node away"))
+        .map_err(postgres("forget the batches of nodes that are gone"))
 }
 
 /// Raises the epoch when this connection leads elsewhere than the last writer's, and answers the present one.

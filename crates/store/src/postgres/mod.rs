@@ -15,6 +15,7 @@ pub mod limit;
 mod migrate;
 mod place;
 mod reader;
+mod remembered;
 mod rows;
 mod session;
 mod shell;
@@ -38,6 +39,7 @@ use self::board::Berth;
 use self::clock::ServerClock;
 use self::hints::Hints;
 use self::reader::Background;
+use self::remembered::Remembered;
 use self::session::{Pooled, Purpose, Session, postgres};
 use self::writer::PostgresWriter;
 use crate::clock::Clock;
@@ -71,6 +73,7 @@ struct Shared {
     pooled: Arc<Pooled>,
     reader: Arc<PostgresReader>,
     writers: AtomicUsize,
+    remembered: Remembered,
     lease: Arc<Mutex<Lease>>,
     hints: Arc<Hints>,
     /// Goes last: it carries the others' connections.
@@ -171,6 +174,7 @@ impl PostgresStore {
                 pooled,
                 reader,
                 writers: AtomicUsize::new(0),
+                remembered: Remembered::default(),
                 lease,
                 hints,
                 background,

@@ -30,6 +30,11 @@ pub(super) fn head(row: &Row, first: usize, namespace: &Namespace) -> Result<Hea
     columns.head(&key)
 }
 
+/// Reads how often a head was written, likewise.
+pub(super) fn revision(row: &Row, first: usize) -> Result<i64, StoreError> {
+    get(row, first + 28).map_err(|problem| StoreError::Corrupt { what: "head", key: "?".to_owned(), problem })
+}
+
 fn columns<'row>(row: &'row Row, first: usize, id: &'row str) -> Result<Stored<'row>, String> {
     let wide =
         |column: usize| -> Result<Option<i64>, String> { Ok(get::<Option<i32>>(row, first + column)?.map(i64::from)) };

@@ -67,6 +67,14 @@ pub(super) struct Server {
     pub timeline: i64,
 }
 
+/// The server's process behind a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Backend {
+    pub pid: i32,
+    /// When it began, in the server's words: numbers are given again.
+    pub since: String,
+}
+
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
@@ -80,6 +88,8 @@ pub(super) enum Purpose {
 pub(super) struct Session {
     pub client: Client,
     pub server: Server,
+    /// `None` behind a pooler, which has several.
+    pub backend: Option<Backend>,
     /// True behind a pooler.
     pub is_pooled: bool,
     /// What comes without being asked for, where the connection is made for that.
@@ -121,9 +131,14 @@ pub(super) fn kind(error: &Error) -> Kind {
     if raced.contains(code) {
         return Kind::Raced;
     }
+    if *code == SqlState::INVALID_TEXT_REPRESENTATION && db.message().contains("steadfast: ") {
+        // A statement of ours that found something else than was decided on.
+        return Kind::Raced;
+    }
     if *code == SqlState::UNIQUE_VIOLATION {
-        // The keys that two nodes can reach for at the same time. Partitions name theirs after the table.
-        let races = ["admissions", "events", "claim_calls", "namespaces"];
+        // The keys that two nodes can reach for at the same time, and that of a batch which its writer has given up.
+        // Partitions name theirs after the table.
+        let races = ["admissions", "events", "claim_calls", "namespaces", "batches"];
         let key = db.constraint().unwrap_or_default();
         return if races.iter().any(|table| key.starts_with(table)) { Kind::Raced } else { Kind::Refused };
     }
@@ -202,7 +217,8 @@ impl Session {
             .query_typed(
                 "select pg_is_in_recovery() or current_setting('transaction_read_only')::boolean,
                         current_setting('server_version_num')::int, inet_client_port(),
-                        current_setting('synchronous_commit') = 'off'",
+                        current_setting('synchronous_commit') = 'off', pg_backend_pid(),
+                        (select a.backend_start::text from pg_stat_activity a where a.pid = pg_backend_pid())",
                 &[],
             )
             .await
@@ -253,8 +269,20 @@ impl Session {
             })?;
             ("begin".to_owned(), prepared)
         };
+        let since: Option<String> = first.get(5);
+        let backend = since.filter(|_| !through).map(|since| Backend { pid: first.get(4), since });
         let told = (purpose == Purpose::Listen).then_some(told_of);
-        Ok(Self { client, server, is_pooled: through, told, schema: place.schema.clone(), texts, prepared, begin })
+        Ok(Self {
+            client,
+            server,
+            backend,
+            is_pooled: through,
+            told,
+            schema: place.schema.clone(),
+            texts,
+            prepared,
+            begin,
+        })
     }
 
     /// Opens a transaction.

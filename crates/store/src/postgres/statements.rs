@@ -41,10 +41,13 @@ pub(super) enum W {
     DropVariables,
     ForgetCalls,
     InsertCalls,
+    SameHeads,
+    Seal,
+    ForgetBatches,
 }
 
 /// The names of [`W`], in their order.
-pub(super) const NAMES: [&str; 24] = [
+pub(super) const NAMES: [&str; 27] = [
     "Moment",
     "Namespaces",
     "Heads",
@@ -69,6 +72,9 @@ pub(super) const NAMES: [&str; 24] = [
     "DropVariables",
     "ForgetCalls",
     "InsertCalls",
+    "SameHeads",
+    "Seal",
+    "ForgetBatches",
 ];
 
 /// The columns of a head, in the order in which they are read.
@@ -95,9 +101,29 @@ macro_rules! heads {
              ) w cross join lateral (
                  select ",
             head!(),
-            " from {schema}.heads h where h.workflow = w.workflow limit 1 for no key update ",
+            ", h.revision from {schema}.heads h where h.workflow = w.workflow limit 1 for no key update ",
             $lock,
             ") h"
+        )
+    };
+}
+
+/// Holds inside a transaction that was begun and has its number from `Moment`, and nowhere else: were `begin` refused,
+/// what follows it in the same piece would be carried out statement by statement.
+macro_rules! begun {
+    () => {
+        "pg_current_xact_id_if_assigned() is not null"
+    };
+}
+
+/// Fails as a lost race, with a word for whoever reads the server's log, unless `from` has as many rows as the array.
+macro_rules! all_of {
+    ($array:literal, $from:literal) => {
+        concat!(
+            "select case when count(*) = cardinality(",
+            $array,
+            ") then 0 else ('steadfast: another node came first; it is tried again, ' || count(*))::int end from ",
+            $from
         )
     };
 }
@@ -110,13 +136,13 @@ const TEXT: Type = Type::TEXT_ARRAY;
 const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
-pub(super) static WRITER: [Text; 24] = [
-    // The transaction's number, by which its fate can be told later; the server's time; the store's epoch; and numbers
-    // for what this batch may admit, which are not used again if it does not.
+pub(super) static WRITER: [Text; 27] = [
+    // Gives the transaction its number, without which nothing is written; the server's time; the store's epoch; and
+    // numbers for what this batch or the next ones admit, which are not used again if they do not.
     Text {
-        text: "select pg_current_xact_id()::text, (extract(epoch from clock_timestamp()) * 1000)::bigint,
-                      (select s.epoch from {schema}.store s),
-                      array(select nextval('{schema}.workflow_numbers') from generate_series(1, $1)), pg_backend_pid()",
+        text: "select (extract(epoch from clock_timestamp()) * 1000)::bigint, (select s.epoch from {schema}.store s),
+                      array(select nextval('{schema}.workflow_numbers') from generate_series(1, $1)),
+                      pg_current_xact_id() is null",
         types: &[Type::INT4],
     },
     Text { text: "select namespace, name from {schema}.namespaces", types: &[] },
@@ -180,7 +206,7 @@ pub(super) static WRITER: [Text; 24] = [
                      ) r cross join lateral (
                          select ",
             head!(),
-            " from {schema}.heads h where h.workflow = r.workflow and h.rank = r.rank and h.step = s.step
+            ", h.revision from {schema}.heads h where h.workflow = r.workflow and h.rank = r.rank and h.step = s.step
                          limit 1 for no key update skip locked) h
                      limit s.n) h
              )
@@ -208,7 +234,7 @@ pub(super) static WRITER: [Text; 24] = [
                      ) t cross join lateral (
                          select ",
             head!(),
-            " from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = s.wake
+            ", h.revision from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = s.wake
                          limit 1 for no key update skip locked) h
                      limit s.n) h
              )
@@ -229,7 +255,7 @@ pub(super) static WRITER: [Text; 24] = [
                      ) t cross join lateral (
                          select ",
             head!(),
-            " from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = 0
+            ", h.revision from {schema}.heads h where h.workflow = t.workflow and h.due = t.due and h.wake = 0
                          limit 1 for no key update skip locked) h
                      limit $4) h
              )
@@ -239,22 +265,30 @@ pub(super) static WRITER: [Text; 24] = [
     },
     Text { text: "insert into {schema}.namespaces (name) values ($1) returning namespace", types: &[Type::TEXT] },
     Text {
-        text: "insert into {schema}.admissions (namespace, id, workflow, fingerprint, admitted_at)
-               select * from unnest($1, $2, $3, $4, $5)",
+        text: concat!(
+            "insert into {schema}.admissions (namespace, id, workflow, fingerprint, admitted_at)
+             select * from unnest($1, $2, $3, $4, $5) where ",
+            begun!()
+        ),
         types: &[I4, TEXT, I8, BYTES, I8],
     },
     Text {
-        text: "insert into {schema}.events (namespace, workflow, seq, type, version, at, payload)
-               select * from unnest($1, $2, $3, $4, $5, $6, $7)",
+        text: concat!(
+            "insert into {schema}.events (namespace, workflow, seq, type, version, at, payload)
+             select * from unnest($1, $2, $3, $4, $5, $6, $7) where ",
+            begun!()
+        ),
         types: &[I4, I8, I8, TEXT, I4, I8, TEXT],
     },
     Text {
-        text:
+        text: concat!(
             "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
-                   epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
-                   due, namespace, id, name, options, priority, created_at)
-               select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-                   $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)",
+                 epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
+                 due, namespace, id, name, options, priority, created_at)
+             select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
+                 $20, $21, $22, $23, $24, $25, $26, $27, $28) where ",
+            begun!()
+        ),
         types: &[
             I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8, I4,
             TEXT, TEXT, TEXT, I4, I8,
@@ -263,56 +297,87 @@ pub(super) static WRITER: [Text; 24] = [
     // `= any(array[..])` because with `=` heads could also be walked in the order of their key and each of them looked
     // for in the arrays, which a planner prefers while the table is empty.
     Text {
-        text: "update {schema}.heads h set seq = u.seq, updated_at = u.updated_at, status = u.status, code = u.code,
-                   step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
-                   epoch = u.epoch, worker = u.worker, boot = u.boot, remote = u.remote, started_at = u.started_at,
-                   lease_ms = u.lease_ms, lease_until = u.lease_until, step_deadline = u.step_deadline,
-                   progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
-               from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-                   $21, $22) u(workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token, epoch,
-                   worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake, due)
-               where h.workflow = any(array[u.workflow])",
-        types: &[I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8],
+        text: concat!(
+            "with changed as (
+                 update {schema}.heads h set revision = h.revision + 1, seq = u.seq, updated_at = u.updated_at,
+                     status = u.status, code = u.code, step = u.step, visit = u.visit, attempt = u.attempt,
+                     delivery = u.delivery, token = u.token, epoch = u.epoch, worker = u.worker, boot = u.boot,
+                     remote = u.remote, started_at = u.started_at, lease_ms = u.lease_ms, lease_until = u.lease_until,
+                     step_deadline = u.step_deadline, progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
+                 from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+                     $21, $22, $23) u(workflow, revision, seq, updated_at, status, code, step, visit, attempt, delivery,
+                     token, epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress,
+                     rank, wake, due)
+                 where h.workflow = any(array[u.workflow]) and h.revision = u.revision and ",
+            begun!(),
+            " returning 1) ",
+            all_of!("$1", "changed")
+        ),
+        types: &[
+            I8, I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8,
+        ],
     },
     Text {
-        text: "delete from {schema}.ready r where r.ctid = any(array(
-                   select o.ctid from unnest($1, $2, $3, $4, $5) u(namespace, workflow, name, step, rank)
-                   cross join lateral (
-                       select o.ctid from {schema}.ready o where o.namespace = u.namespace and o.name = u.name
-                           and o.step = u.step and o.rank = u.rank and o.workflow = u.workflow limit 1) o))",
+        text: concat!(
+            "delete from {schema}.ready r where r.ctid = any(array(
+                 select o.ctid from unnest($1, $2, $3, $4, $5) u(namespace, workflow, name, step, rank)
+                 cross join lateral (
+                     select o.ctid from {schema}.ready o where o.namespace = u.namespace and o.name = u.name
+                         and o.step = u.step and o.rank = u.rank and o.workflow = u.workflow limit 1) o)) and ",
+            begun!()
+        ),
         types: &[I4, I8, TEXT, TEXT, I8],
     },
     Text {
-        text: "insert into {schema}.ready (namespace, workflow, name, step, rank) select * from unnest($1, $2, $3, $4, $5)",
+        text: concat!(
+            "insert into {schema}.ready (namespace, workflow, name, step, rank)
+             select * from unnest($1, $2, $3, $4, $5) where ",
+            begun!()
+        ),
         types: &[I4, I8, TEXT, TEXT, I8],
     },
     Text {
-        text: "delete from {schema}.timed t where t.ctid = any(array(
-                   select o.ctid from unnest($1, $2, $3, $4) u(namespace, workflow, wake, due)
-                   cross join lateral (
-                       select o.ctid from {schema}.timed o where o.namespace = u.namespace and o.wake = u.wake
-                           and o.due = u.due and o.workflow = u.workflow limit 1) o))",
+        text: concat!(
+            "delete from {schema}.timed t where t.ctid = any(array(
+                 select o.ctid from unnest($1, $2, $3, $4) u(namespace, workflow, wake, due)
+                 cross join lateral (
+                     select o.ctid from {schema}.timed o where o.namespace = u.namespace and o.wake = u.wake
+                         and o.due = u.due and o.workflow = u.workflow limit 1) o)) and ",
+            begun!()
+        ),
         types: &[I4, I8, I2, I8],
     },
     Text {
-        text: "insert into {schema}.timed (namespace, workflow, wake, due) select * from unnest($1, $2, $3, $4)",
+        text: concat!(
+            "insert into {schema}.timed (namespace, workflow, wake, due) select * from unnest($1, $2, $3, $4) where ",
+            begun!()
+        ),
         types: &[I4, I8, I2, I8],
     },
     Text {
-        text: "insert into {schema}.ended_badly (namespace, workflow, status) select * from unnest($1, $2, $3)",
+        text: concat!(
+            "insert into {schema}.ended_badly (namespace, workflow, status) select * from unnest($1, $2, $3) where ",
+            begun!()
+        ),
         types: &[I4, I8, TEXT],
     },
     Text {
-        text: "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)
-               select * from unnest($1, $2, $3, $4, $5)
-               on conflict (workflow, key) do update set value = excluded.value, seq = excluded.seq",
+        text: concat!(
+            "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)
+             select * from unnest($1, $2, $3, $4, $5) where ",
+            begun!(),
+            " on conflict (workflow, key) do update set value = excluded.value, seq = excluded.seq"
+        ),
         types: &[I4, I8, TEXT, TEXT, I8],
     },
     Text {
-        text: "delete from {schema}.scratchpad s where s.ctid = any(array(
-                   select o.ctid from unnest($1, $2) u(workflow, key) cross join lateral (
-                       select o.ctid from {schema}.scratchpad o where o.workflow = u.workflow and o.key = u.key
-                       limit 1) o))",
+        text: concat!(
+            "delete from {schema}.scratchpad s where s.ctid = any(array(
+                 select o.ctid from unnest($1, $2) u(workflow, key) cross join lateral (
+                     select o.ctid from {schema}.scratchpad o where o.workflow = u.workflow and o.key = u.key
+                     limit 1) o)) and ",
+            begun!()
+        ),
         types: &[I8, TEXT],
     },
     // Whoever else forgets them at the same time is not waited for.
@@ -323,7 +388,36 @@ pub(super) static WRITER: [Text; 24] = [
         types: &[Type::INT8],
     },
     Text {
-        text: "insert into {schema}.claim_calls (namespace, request, at, granted) select * from unnest($1, $2, $3, $4)",
+        text: concat!(
+            "insert into {schema}.claim_calls (namespace, request, at, granted)
+             select * from unnest($1, $2, $3, $4) where ",
+            begun!()
+        ),
         types: &[I4, TEXT, I8, TEXT],
+    },
+    // Heads that a decision rests on and does not change.
+    Text {
+        text: concat!(
+            all_of!("$1", "unnest($1, $2) u(workflow, revision) cross join lateral ("),
+            "select from {schema}.heads h where h.workflow = u.workflow and h.revision = u.revision limit 1) h"
+        ),
+        types: &[I8, I8],
+    },
+    // The batch itself, which commits under the epoch that it was decided in or not at all.
+    Text {
+        text: concat!(
+            "with sealed as (
+                 insert into {schema}.batches (boot, writer, batch, at, void)
+                 select $1, $2, $3, $4, false from {schema}.store s where s.epoch = $5 and ",
+            begun!(),
+            " returning 1)
+             select case when count(*) = 1 then 0
+                 else ('steadfast: the store has another epoch; it is tried again, ' || count(*))::int end from sealed"
+        ),
+        types: &[Type::INT8, Type::INT8, Type::INT8, Type::INT8, Type::INT8],
+    },
+    Text {
+        text: "delete from {schema}.batches b where b.boot = $1 and b.writer = $2 and b.batch >= $3 and b.batch < $4",
+        types: &[Type::INT8, Type::INT8, Type::INT8, Type::INT8],
     },
 ];

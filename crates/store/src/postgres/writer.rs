@@ -1,21 +1,29 @@
-//! The writing connection: a round trip to load a batch, and one to save and commit it.
+//! The writing connection: a round trip to load a batch, and one to save and commit it; for what goes on where this
+//! process left it, the second alone.
+//!
+//! # Without a look
+//! A step's commit finds the head as this process wrote it last in memory, see [`remembered`](super::remembered), and a
+//! start takes for granted that its id is new. Both are proved by the statements that save: a head is changed under the
+//! revision that was decided on, a receipt has its primary key. Where it turns out otherwise nothing was written, and
+//! the batch is decided anew from what is loaded. A batch that holds anything else is loaded whole, which locks its heads.
 //!
 //! # Locks
 //! The first load of a batch locks the heads that its commands name, in the order of their keys; pages of ready and due
 //! heads pass over what is locked. What turns out to be needed later is not waited for: when another node holds it,
-//! everything is let go of and the batch is decided anew, with all of it named from the beginning. Receipts are written
-//! in the order of their keys too. So nodes wait for each other in one direction only.
+//! everything is let go of and the batch is decided anew, with all of it named from the beginning. A save changes heads
+//! first, in the same order, and then writes receipts in the order of their keys. So nodes wait for each other in one
+//! direction only.
 //!
 //! # A commit without an answer
-//! Each batch notes the number of its transaction while it loads. When the connection is lost before the answer to the
-//! commit, that number tells what became of it, on the same timeline of the same cluster; elsewhere nobody can tell.
-//! A server that has crashed gives the number of a transaction without a trace to another one, so a commit counts only
-//! when a row of the batch is there under that number. And a commit that waits for a standby is left to wait: it
-//! counts when a later one has been answered.
+//! Each batch has a number of its writer's and leaves it in a row of its own. When the connection is lost before the
+//! answer to the commit, the writer puts in a void row of that number: where the batch has committed there is one already,
+//! and where it has not it never can any more, though it may still be on its way. That holds on whatever server the
+//! writer finds, also on a standby that was promoted: what is not there has not happened. A commit that waits for a
+//! standby is left to wait, and the void row waits for the standby behind it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::fingerprint::Fingerprint;
@@ -27,8 +35,9 @@ use tokio::runtime::Runtime;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row};
 
+use super::remembered::{Kept, Life};
 use super::rows;
-use super::session::{Kind, Purpose, Server, Session, kind, note, postgres, told};
+use super::session::{Backend, Kind, Purpose, Session, kind, note, postgres, told};
 use super::statements::{W, WRITER};
 use super::{Shared, board};
 use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
@@ -42,8 +51,13 @@ const CALL_AGE_MS: i64 = 86_400_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A batch costs two round trips and a commit however small it is: worth a little waiting.
 const GATHERS: Duration = Duration::from_micros(200);
-/// How long a recovery waits for a transaction that is still under way before it tries again.
-const UNDER_WAY: Duration = Duration::from_millis(20);
+/// How long a number for a new workflow is kept. Others give out greater ones meanwhile, and lists go by them.
+const NUMBERS_AGE: Duration = Duration::from_millis(100);
+/// How many batches look for the receipts of their starts after one that took an id for new which was not: at first, and
+/// at most where that happens again and again.
+const LOOKS_FIRST: (u32, u32) = (16, 4_096);
+/// A writer's rows of batches: so many of the last are kept, and as many are deleted together.
+const BATCHES_KEPT: i64 = 128;
 
 /// One of the store's writers.
 pub(super) struct PostgresWriter {
@@ -56,40 +70,69 @@ pub(super) struct PostgresWriter {
     namespaces: Namespaces,
     /// Numbers never change: what was read once holds.
     known: HashMap<WorkflowKey, i64>,
-    open: Option<Open>,
+    /// Numbers for workflows to come, in their order.
+    numbers: VecDeque<(i64, Instant)>,
+    /// What this writer is called, and how many batches it has sent.
+    name: i64,
+    sent: i64,
+    batch: Option<Batch>,
+    /// Decides the next batch on what is loaded: the last one has met somebody.
+    careful: bool,
+    starts: Starts,
     /// A commit whose answer was lost.
     lost: Option<Lost>,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
 }
 
-/// A transaction under way.
-#[derive(Debug, Clone)]
-struct Open {
-    /// The transaction's number.
-    xid: u64,
-    /// The server's process that carries it.
-    pid: i32,
-    /// Numbers for workflows that this batch admits.
-    numbers: Vec<i64>,
-    /// Where the batch is to be looked for.
-    trace: Option<Trace>,
+/// A batch under way.
+#[derive(Debug, Default)]
+struct Batch {
+    /// A transaction was sent for it, and may be open.
+    begun: bool,
+    /// How often each head that it looks at was written, by the head's number.
+    revisions: HashMap<i64, i64>,
+    /// Those of them that were not loaded.
+    unproved: BTreeSet<i64>,
+    /// It admits by taking for granted that ids are new.
+    trusts: bool,
 }
 
-/// A row that a batch writes and nobody else can have written under the same number of a transaction.
-#[derive(Debug, Clone)]
-enum Trace {
-    /// A receipt, by namespace and id. The number of its workflow may be given out again after a crash, as that of its
-    /// transaction may.
-    Receipt(i32, String),
-    /// An event of a workflow that was there before.
-    Event(i64, i64),
+/// Whether starts are worth a look at the receipts first: mostly not, but where many are sent a second time.
+#[derive(Debug, Default)]
+struct Starts {
+    /// So many batches are still to look.
+    look: u32,
+    /// How many did after the last surprise.
+    last: u32,
 }
 
+impl Starts {
+    /// A batch with starts begins; true when it had better look.
+    fn looks(&mut self) -> bool {
+        let looks = self.look > 0;
+        self.look = self.look.saturating_sub(1);
+        looks
+    }
+
+    /// An id that was taken for new was not.
+    fn surprised(&mut self) {
+        self.last = (self.last * 2).clamp(LOOKS_FIRST.0, LOOKS_FIRST.1);
+        self.look = self.last;
+    }
+
+    /// All ids were new.
+    fn right(&mut self) {
+        self.last -= self.last / 16;
+    }
+}
+
+/// A batch without an answer.
 #[derive(Debug, Clone)]
 struct Lost {
-    open: Open,
-    server: Server,
+    batch: i64,
+    /// What carried it, where that is known.
+    backend: Option<Backend>,
 }
 
 /// Namespaces by number and back; few, and never deleted.
@@ -135,7 +178,12 @@ impl PostgresWriter {
             session: None,
             namespaces: Namespaces::default(),
             known: HashMap::new(),
-            open: None,
+            numbers: VecDeque::new(),
+            name: random_name()?,
+            sent: 0,
+            batch: None,
+            careful: false,
+            starts: Starts::default(),
             lost: None,
             corrupt: BTreeSet::new(),
         };
@@ -163,8 +211,15 @@ impl PostgresWriter {
         }
         self.epoch = epoch;
         self.session = Some(session);
-        self.open = None;
+        self.batch = None;
+        self.shared.remembered.clear();
         Ok(())
+    }
+
+    /// The life of the store that this connection is in.
+    fn life(&self) -> Option<Life> {
+        let server = self.session.as_ref()?.server.clone();
+        Some(Life { server, epoch: self.epoch })
     }
 
     fn take_namespaces(&mut self, rows: &[Row]) {
@@ -213,7 +268,7 @@ impl PostgresWriter {
         if self.session.take().is_some() {
             tracing::warn!(why, "the connection to the database is lost");
         }
-        self.open = None;
+        self.batch = None;
         StoreError::Recovering
     }
 
@@ -229,6 +284,12 @@ impl PostgresWriter {
                     Kind::Raced => {
                         tracing::debug!(doing, why = told(&error), "another node came first");
                         metrics::counter!("steadfast_raced_total").increment(1);
+                        let trusted = self.batch.as_ref().is_some_and(|batch| batch.trusts);
+                        let key = error.as_db_error().and_then(|error| error.constraint()).unwrap_or_default();
+                        if trusted && key.starts_with("admissions") {
+                            self.starts.surprised();
+                        }
+                        self.careful = true;
                         self.abandon();
                         StoreError::Raced { doing }
                     }
@@ -295,6 +356,7 @@ impl PostgresWriter {
             match rows::head(row, 0, name) {
                 Ok(head) if heads.len() < limit => {
                     self.remember(&head.key.clone(), number);
+                    self.read_revision(number, row)?;
                     heads.push((number, head));
                 }
                 Ok(_) => break,
@@ -304,9 +366,57 @@ impl PostgresWriter {
         Ok(heads)
     }
 
+    /// Notes how often a head was written that the snapshot gets. What it has already stays, and counts as before.
+    fn read_revision(&mut self, number: i64, row: &Row) -> Result<(), StoreError> {
+        let revision = rows::revision(row, 0)?;
+        if let Some(batch) = &mut self.batch {
+            batch.revisions.entry(number).or_insert(revision);
+        }
+        Ok(())
+    }
+
+    /// Loads a batch from memory, if that is all it takes: heads that this process wrote last, and starts of ids that are
+    /// taken for new.
+    fn load_nothing(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> bool {
+        let Wants { admissions, heads, events, calls, ready, due, open } = wants;
+        let others = !(events.is_empty() && calls.is_empty() && ready.is_empty() && due.is_none() && open.is_none());
+        if self.batch.is_some() {
+            return false;
+        }
+        while self.numbers.front().is_some_and(|(_, read)| read.elapsed() > NUMBERS_AGE) {
+            self.numbers.pop_front();
+        }
+        if std::mem::take(&mut self.careful) || others {
+            return false;
+        }
+        let Some(life) = self.life() else { return false };
+        if !admissions.is_empty() {
+            let is_new = |key: &WorkflowKey| self.namespace(&key.namespace).is_some() && !self.known.contains_key(key);
+            let can = self.numbers.len() >= admissions.len() && admissions.iter().all(is_new);
+            // Every batch with starts counts.
+            if self.starts.looks() || !can {
+                return false;
+            }
+        }
+        let Some(kept) = self.shared.remembered.take(&life, heads.iter()) else { return false };
+        let mut batch = Batch { trusts: !admissions.is_empty(), ..Batch::default() };
+        for Kept { number, revision, head } in kept {
+            batch.revisions.insert(number, revision);
+            batch.unproved.insert(number);
+            snapshot.load_head(head.key.clone(), Some((number, head)));
+        }
+        for key in admissions {
+            snapshot.load_admission(key.clone(), None);
+        }
+        self.batch = Some(batch);
+        true
+    }
+
     fn load_all(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
         self.learn_namespaces(wants)?;
-        let first = self.open.is_none();
+        let batch = self.batch.get_or_insert_default();
+        let first = !std::mem::replace(&mut batch.begun, true);
+        let waits = first && batch.unproved.is_empty();
         // Events and the cursor of open claims go by number: whoever is not known by it is looked up first.
         let keys = wants.events.iter().map(|(key, _)| key);
         let cursor = wants.open.iter().filter_map(|(after, _)| after.as_ref()).map(|after| &after.key);
@@ -323,7 +433,9 @@ impl PostgresWriter {
         }
         let heads: Vec<&WorkflowKey> = wants.heads.iter().filter(|key| !snapshot.has_head(key)).collect();
         let named = self.named(heads.iter().copied());
-        let new = i32::try_from(admissions.len()).unwrap_or(i32::MAX);
+        // As many as it takes for these, and as many again for the next ones.
+        let new = (admissions.len() * 2).saturating_sub(self.numbers.len());
+        let new = i32::try_from(new).unwrap_or(i32::MAX);
         let calls: Vec<(i32, &str)> =
             wants.calls.iter().filter_map(|(namespace, id)| Some((self.namespace(namespace)?, &*id.0))).collect();
         let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
@@ -336,7 +448,7 @@ impl PostgresWriter {
             sent.push((W::Moment, vec![&new]));
         }
         if !named.is_empty() {
-            let which = if first { W::Heads } else { W::HeadsAtOnce };
+            let which = if waits { W::Heads } else { W::HeadsAtOnce };
             sent.push((which, vec![&named.numbered, &named.by_id.0, &named.by_id.1]));
         }
         if !receipts.0.is_empty() {
@@ -387,6 +499,7 @@ impl PostgresWriter {
             match rows::head(&row, 0, &name) {
                 Ok(head) => {
                     self.remember(&head.key, number);
+                    self.read_revision(number, &row)?;
                     found.insert(head.key.clone(), (number, head));
                 }
                 Err(error) => self.report(number, &error),
@@ -479,15 +592,16 @@ impl PostgresWriter {
         }
     }
 
+    /// Takes the answer to the statement that every transaction begins with.
     fn take_moment(&mut self, rows: &[Row]) -> Result<(), StoreError> {
         let corrupt =
-            |problem: &str| StoreError::Corrupt { what: "store row", key: "-".to_owned(), problem: problem.to_owned() };
-        let row = rows.first().ok_or_else(|| corrupt("there is none"))?;
-        let xid = row.get::<_, &str>(0).parse().map_err(|_| corrupt("a transaction without a number"))?;
-        self.shared.read_clock(row.get(1));
-        let epoch: i64 = row.get::<_, Option<i64>>(2).ok_or_else(|| corrupt("there is none"))?;
+            || StoreError::Corrupt { what: "store row", key: "-".to_owned(), problem: "there is none".to_owned() };
+        let row = rows.first().ok_or_else(corrupt)?;
+        self.shared.read_clock(row.get(0));
+        let epoch: i64 = row.get::<_, Option<i64>>(1).ok_or_else(corrupt)?;
         self.epoch = epoch.unsigned_abs();
-        self.open = Some(Open { xid, pid: row.get(4), numbers: row.get(3), trace: None });
+        let now = Instant::now();
+        self.numbers.extend(row.get::<_, Vec<i64>>(2).into_iter().map(|number| (number, now)));
         Ok(())
     }
 
@@ -540,11 +654,20 @@ impl PostgresWriter {
         Ok(())
     }
 
-    fn send_save(&mut self, snapshot: &Snapshot, open: &Open) -> Result<Result<Admitted, Failed>, StoreError> {
+    fn send_save(&mut self, snapshot: &Snapshot) -> Result<Result<Admitted, Failed>, StoreError> {
+        let Some(batch) = &mut self.batch else { return Ok(Err(Failed::None)) };
+        let begun = batch.begun;
+        let (revisions_of, unproved_of) = (std::mem::take(&mut batch.revisions), std::mem::take(&mut batch.unproved));
+        let revision_of = |number: i64| {
+            revisions_of.get(&number).copied().ok_or_else(|| StoreError::Corrupt {
+                what: "revision",
+                key: number.to_string(),
+                problem: "its head was decided on without being loaded".to_owned(),
+            })
+        };
         let mut admitted = Admitted::default();
-        let mut numbers = open.numbers.iter().copied();
         for admission in snapshot.new_admissions() {
-            let number = numbers.next().ok_or_else(|| StoreError::Corrupt {
+            let (number, _) = self.numbers.pop_front().ok_or_else(|| StoreError::Corrupt {
                 what: "number",
                 key: admission.key.to_string(),
                 problem: "more was admitted than was asked for".to_owned(),
@@ -562,6 +685,7 @@ impl PostgresWriter {
         let receipts = Receipts::new(snapshot, place)?;
         let events = Events::new(snapshot, place)?;
         let (mut new, mut changed) = (Heads::default(), Heads::default());
+        let (mut revisions, mut unproved) = (Vec::new(), unproved_of);
         let (mut leaving, mut entering) = (Ready::default(), Ready::default());
         let (mut untimed, mut timed) = (Timed::default(), Timed::default());
         let mut ended_badly = EndedBadly::default();
@@ -570,6 +694,8 @@ impl PostgresWriter {
             if change == HeadChange::Insert {
                 new.insert(at, head);
             } else {
+                revisions.push(revision_of(at.1)?);
+                unproved.remove(&at.1);
                 changed.update(at, head);
             }
             if change == HeadChange::InPlace {
@@ -592,14 +718,28 @@ impl PostgresWriter {
                 ended_badly.push(at, status.label());
             }
         }
-        let trace = match (receipts.namespaces.first(), receipts.ids.first()) {
-            (Some(namespace), Some(id)) => Some(Trace::Receipt(*namespace, (*id).to_owned())),
-            _ => events.numbers.first().zip(events.seqs.first()).map(|(number, seq)| Trace::Event(*number, *seq)),
-        };
         let variables = Variables::new(snapshot, place)?;
         let calls = Calls::new(snapshot, |namespace| self.namespace(namespace));
 
+        // What is decided on in memory alone, proved with the rest.
+        let same: Vec<i64> = unproved.into_iter().collect();
+        let same_revisions = same.iter().map(|number| revision_of(*number)).collect::<Result<Vec<_>, _>>()?;
+        self.sent += 1;
+        let boot = signed(self.shared.identity.boot);
+        let (name, number, epoch, at) = (self.name, self.sent, signed(self.epoch), self.shared.clock.now());
+        let (kept, forgotten) = (number - BATCHES_KEPT, number - BATCHES_KEPT * 2);
+        let refill = i32::try_from(receipts.ids.len()).unwrap_or(i32::MAX);
+
         let mut sent: Sent<'_> = Vec::new();
+        if !begun {
+            sent.push((W::Moment, vec![&refill]));
+        }
+        if !changed.numbers.is_empty() {
+            sent.push((W::UpdateHeads, changed.args(&revisions)));
+        }
+        if !same.is_empty() {
+            sent.push((W::SameHeads, vec![&same, &same_revisions]));
+        }
         if !receipts.ids.is_empty() {
             sent.push((W::InsertAdmissions, receipts.args()));
         }
@@ -608,9 +748,6 @@ impl PostgresWriter {
         }
         if !new.numbers.is_empty() {
             sent.push((W::InsertHeads, new.all_args()));
-        }
-        if !changed.numbers.is_empty() {
-            sent.push((W::UpdateHeads, changed.args()));
         }
         if !leaving.namespaces.is_empty() {
             sent.push((W::LeaveReady, leaving.args()));
@@ -637,86 +774,108 @@ impl PostgresWriter {
             sent.push((W::ForgetCalls, vec![&calls.forget]));
             sent.push((W::InsertCalls, calls.args()));
         }
-        let exchanged = self.exchange(&sent, false, true);
-        if let Some(open) = &mut self.open {
-            open.trace = trace;
+        sent.push((W::Seal, vec![&boot, &name, &number, &at, &epoch]));
+        if number % BATCHES_KEPT == 0 {
+            sent.push((W::ForgetBatches, vec![&boot, &name, &forgotten, &kept]));
         }
-        Ok(exchanged.map(|_| admitted))
+        if let Some(batch) = &mut self.batch {
+            batch.begun = true;
+        }
+        let exchanged = self.exchange(&sent, !begun, true);
+        let life = self.life();
+        let answers = match exchanged {
+            Ok(answers) => answers,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        // It has committed, whatever this says.
+        if !begun
+            && let Some(moment) = answers.first()
+            && let Err(error) = self.take_moment(moment)
+        {
+            tracing::error!(%error, "the store's row cannot be read");
+        }
+        let written = snapshot.changed_heads().filter_map(|ChangedHead { head, handle, .. }| {
+            let (number, revision) = match handle {
+                Some(number) => (number, revisions_of.get(&number)? + 1),
+                None => (*admitted.get(&head.key)?, 1),
+            };
+            Some(Kept { number, revision, head: head.clone() })
+        });
+        if let Some(life) = life {
+            self.shared.remembered.keep(&life, written);
+        }
+        Ok(Ok(admitted))
     }
 
-    /// Asks what became of a transaction, making an end of it where it is still under way.
+    /// Asks what became of a batch, and makes sure that it stays so.
     fn fate(&mut self, lost: &Lost) -> Result<Fate, StoreError> {
         let session = self.session.as_ref().ok_or(StoreError::Recovering)?;
-        if lost.server.system != session.server.system || lost.server.timeline != session.server.timeline {
-            return Ok(Fate::Unknown);
-        }
-        let xid = lost.open.xid.to_string();
-        let (namespace, id, number, seq) = match &lost.open.trace {
-            Some(Trace::Receipt(namespace, id)) => (Some(*namespace), Some(id.as_str()), None, None),
-            Some(Trace::Event(number, seq)) => (None, None, Some(*number), Some(*seq)),
-            None => (None, None, None, None),
-        };
+        let (boot, at) = (signed(self.shared.identity.boot), self.shared.clock.now());
+        let void: [(&(dyn ToSql + Sync), Type); 4] =
+            [(&boot, Type::INT8), (&self.name, Type::INT8), (&lost.batch, Type::INT8), (&at, Type::INT8)];
+        let place = &self.shared.place;
         let work = async {
-            let args: [(&(dyn ToSql + Sync), Type); 6] = [
-                (&xid, Type::TEXT),
-                (&lost.open.pid, Type::INT4),
-                (&number, Type::INT8),
-                (&seq, Type::INT8),
-                (&namespace, Type::INT4),
-                (&id, Type::TEXT),
-            ];
+            if let Some(Backend { pid, since }) = &lost.backend {
+                // Best effort: what cannot be ended is waited for.
+                let text = "select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = $1
+                                and a.backend_start::text = $2 and a.wait_event is distinct from 'SyncRep'";
+                let ended = session.client.query_typed(text, &[(pid, Type::INT4), (since, Type::TEXT)]).await;
+                if let Err(error) = ended
+                    && kind(&error) == Kind::Gone
+                {
+                    return Err(error);
+                }
+            }
+            session.begin().await?;
+            // Waits for the batch if that is still under way, and writes in any case: what the batch waits for, a standby
+            // perhaps, this commit waits for too.
             let rows = session
                 .client
                 .query_typed(
-                    &self.shared.place.text(
-                        "select pg_xact_status($1::text::xid8),
-                             (select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = $2
-                                  and a.backend_xid = $1::text::xid8::xid and a.wait_event is distinct from 'SyncRep'),
-                             exists (select from {schema}.events e
-                                  where e.workflow = $3 and e.seq = $4 and e.xmin = $1::text::xid8::xid)
-                             or exists (select from {schema}.admissions a
-                                  where a.namespace = $5 and a.id = $6 and a.xmin = $1::text::xid8::xid)",
+                    &place.text(
+                        "insert into {schema}.batches as b (boot, writer, batch, at, void) values ($1, $2, $3, $4, true)
+                         on conflict (boot, writer, batch) do update set void = b.void returning void",
                     ),
-                    &args,
+                    &void,
                 )
                 .await?;
-            let (status, traced) =
-                rows.first().map_or((None, false), |row| (row.get::<_, Option<String>>(0), row.get(2)));
-            if status.as_deref() == Some("committed") && traced {
-                // What it has waited for, a later commit waits for too.
-                session
-                    .client
-                    .query_typed(
-                        &self.shared.place.text("update {schema}.nodes set label = label where boot = $1"),
-                        &[(&signed(self.shared.identity.boot), Type::INT8)],
-                    )
-                    .await?;
-            }
-            Ok::<_, Error>((status, traced))
+            session.client.batch_execute("commit").await?;
+            Ok::<_, Error>(rows.first().map(|row| row.get::<_, bool>(0)))
         };
         let asked = self.runtime().block_on(async { tokio::time::timeout(Duration::from_secs(5), work).await });
-        let (status, traced) = match asked {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) if kind(&error) == Kind::Refused => {
-                tracing::warn!(why = told(&error), "the fate of a transaction cannot be asked for here");
-                return Ok(Fate::Unknown);
-            }
-            Ok(Err(error)) => return Err(self.lose(&told(&error))),
-            Err(_) => return Err(self.lose("no answer for 5 s")),
-        };
-        match (status.as_deref(), &lost.open.trace) {
-            (Some("committed"), Some(_)) if traced => Ok(Fate::Committed),
-            // The number was given to another one after a crash: ours has left no trace.
-            (Some("committed"), Some(_)) | (Some("aborted"), _) => Ok(Fate::NotCommitted),
-            // A batch without an event has changed leases and sleeps alone; whoever sent it looks again anyway.
-            (Some("committed"), None) | (None, _) => Ok(Fate::Unknown),
-            // Its backend was told to end just now, or waits for a standby.
-            (Some(_), _) => {
-                std::thread::sleep(UNDER_WAY);
-                Err(StoreError::Recovering)
-            }
+        match asked {
+            Ok(Ok(Some(true))) => Ok(Fate::NotCommitted),
+            Ok(Ok(Some(false))) => Ok(Fate::Committed),
+            Ok(Ok(None)) => Ok(Fate::Unknown),
+            Ok(Err(error)) => match kind(&error) {
+                Kind::Gone => Err(self.lose(&told(&error))),
+                // It is still under way.
+                Kind::Raced => {
+                    self.batch = Some(Batch { begun: true, ..Batch::default() });
+                    self.abandon();
+                    Err(StoreError::Recovering)
+                }
+                Kind::Refused => {
+                    tracing::warn!(why = told(&error), "the fate of a batch cannot be asked for here");
+                    self.batch = Some(Batch { begun: true, ..Batch::default() });
+                    self.abandon();
+                    Ok(Fate::Unknown)
+                }
+            },
+            Err(_) => Err(self.lose("no answer for 5 s")),
         }
     }
+}
+
+/// What a writer is called: no other one has ever been called so, also in a history of the store that was lost.
+fn random_name() -> Result<i64, StoreError> {
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).map_err(|error| StoreError::File {
+        doing: "draw a number for",
+        path: "a writer".into(),
+        source: error.into(),
+    })?;
+    Ok(i64::from_be_bytes(name))
 }
 
 /// How an exchange with the server failed.
@@ -739,7 +898,14 @@ impl Writer for PostgresWriter {
         if self.session.is_none() {
             return Err(StoreError::Recovering);
         }
+        if self.load_nothing(wants, snapshot) {
+            return Ok(());
+        }
         self.load_all(wants, snapshot)
+    }
+
+    fn careful(&mut self) {
+        self.careful = true;
     }
 
     fn epoch(&self) -> u64 {
@@ -751,9 +917,9 @@ impl Writer for PostgresWriter {
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {
-        let Some(open) = self.open.clone() else {
+        if self.batch.is_none() {
             return Saved::NotCommitted(StoreError::Recovering);
-        };
+        }
         let before = self.namespaces.by_name.len();
         let forget = |writer: &mut Self| {
             if writer.namespaces.by_name.len() != before {
@@ -765,7 +931,7 @@ impl Writer for PostgresWriter {
             forget(self);
             return Saved::NotCommitted(error);
         }
-        let saved = match self.send_save(snapshot, &open) {
+        let saved = match self.send_save(snapshot) {
             Ok(saved) => saved,
             Err(error) => {
                 self.abandon();
@@ -775,7 +941,9 @@ impl Writer for PostgresWriter {
         };
         match saved {
             Ok(admitted) => {
-                self.open = None;
+                if self.batch.take().is_some_and(|batch| batch.trusts) {
+                    self.starts.right();
+                }
                 for (key, number) in admitted {
                     self.remember(&key, number);
                 }
@@ -794,8 +962,8 @@ impl Writer for PostgresWriter {
                 if refused {
                     return Saved::NotCommitted(self.failed("save a batch", failed));
                 }
-                let server = self.session.as_ref().map(|session| session.server.clone());
-                self.lost = self.open.clone().zip(server).map(|(open, server)| Lost { open, server });
+                let backend = self.session.as_ref().and_then(|session| session.backend.clone());
+                self.lost = Some(Lost { batch: self.sent, backend });
                 Saved::Unknown(self.failed("save a batch", failed))
             }
         }
@@ -805,8 +973,27 @@ impl Writer for PostgresWriter {
         Arc::new(Answered)
     }
 
+    fn confirm(&mut self) -> Result<(), StoreError> {
+        let Some(batch) = &self.batch else { return Ok(()) };
+        if batch.unproved.is_empty() {
+            self.abandon();
+            return Ok(());
+        }
+        let numbers: Vec<i64> = batch.unproved.iter().copied().collect();
+        let revisions: Vec<i64> = numbers.iter().map(|number| batch.revisions[number]).collect();
+        let proof = vec![(W::SameHeads, vec![&numbers as &(dyn ToSql + Sync), &revisions])];
+        match self.exchange(&proof, false, false) {
+            Ok(_) => {
+                self.abandon();
+                Ok(())
+            }
+            Err(failed) => Err(self.failed("prove what was decided on", failed)),
+        }
+    }
+
     fn abandon(&mut self) {
-        if self.open.take().is_none() && self.session.as_ref().is_none_or(|session| session.client.is_closed()) {
+        // What was not begun has left nothing there.
+        if !self.batch.take().is_some_and(|batch| batch.begun) {
             return;
         }
         let Some(session) = &self.session else { return };
@@ -823,7 +1010,7 @@ impl Writer for PostgresWriter {
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // A connection that was kept, after an outcome that was unknown for a reason of its own, may be in the middle of
         // anything.
-        if self.lost.is_some() || self.open.is_some() || self.session.as_ref().is_none_or(|s| s.client.is_closed()) {
+        if self.lost.is_some() || self.batch.is_some() || self.session.as_ref().is_none_or(|s| s.client.is_closed()) {
             self.session = None;
         }
         if self.session.is_none() {
@@ -839,9 +1026,7 @@ impl Writer for PostgresWriter {
 
 impl Drop for PostgresWriter {
     fn drop(&mut self) {
-        if self.open.is_some() {
-            self.abandon();
-        }
+        self.abandon();
         self.session = None;
         if let Some(runtime) = self.runtime.take() {
             // Also where waiting is forbidden.
@@ -1053,7 +1238,14 @@ impl<'a> Heads<'a> {
         self.due.push(columns.due);
     }
 
-    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+    /// For heads that are there, with how often each was written when it was decided on.
+    fn args<'s>(&'s self, revisions: &'s Vec<i64>) -> Vec<&'s (dyn ToSql + Sync)> {
+        let mut args = self.columns();
+        args.insert(1, revisions);
+        args
+    }
+
+    fn columns(&self) -> Vec<&(dyn ToSql + Sync)> {
         vec![
             &self.numbers,
             &self.seqs,
@@ -1081,7 +1273,7 @@ impl<'a> Heads<'a> {
     }
 
     fn all_args(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let mut args = self.args();
+        let mut args = self.columns();
         args.extend([
             &self.namespaces as &(dyn ToSql + Sync),
             &self.ids as &(dyn ToSql + Sync),
