@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use steadfast::store::StoreError;
 
 /// The codes, as `--help` shows them.
 pub const HELP: &str = "\
@@ -16,7 +17,7 @@ Exit codes:
   5  there is no such workflow or variable
   6  refused: invalid input, or the id was used for another request
   7  the server cannot be reached
-  8  try again: overloaded, the store is busy recovering, or the outcome is unknown
+  8  try again: overloaded, the store is away or busy, or the outcome is unknown
 
 Environment:
   STEADFAST_URL    the server to talk to (default http://127.0.0.1:7420)
@@ -53,8 +54,12 @@ impl Exit {
     }
 
     /// What a store said, which was used without a server.
-    pub fn from_store(error: &steadfast::store::StoreError) -> Self {
-        let code = if error.code().starts_with("invalid") { 6 } else { 1 };
+    pub fn from_store(error: &StoreError) -> Self {
+        let code = match error {
+            _ if error.code().starts_with("invalid") => 6,
+            _ if error.may_pass() => 8,
+            _ => 1,
+        };
         Self::new(code, error.code(), chain(error))
     }
 
@@ -91,16 +96,12 @@ impl fmt::Display for Exit {
     }
 }
 
+impl std::error::Error for Exit {}
+
 impl From<Box<dyn std::error::Error>> for Exit {
     fn from(error: Box<dyn std::error::Error>) -> Self {
-        Self::other(chain(&*error))
-    }
-}
-
-impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
-    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         // Those that have a code keep it.
-        if let Some(error) = error.downcast_ref::<steadfast::store::StoreError>() {
+        if let Some(error) = error.downcast_ref::<StoreError>() {
             return Self::from_store(error);
         }
         match error.downcast::<steadfast::Error>() {
@@ -110,14 +111,29 @@ impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
     }
 }
 
-impl From<steadfast::Error> for Exit {
-    fn from(error: steadfast::Error) -> Self {
-        Self::new(if error.code().starts_with("invalid") { 6 } else { 1 }, error.code(), chain(&error))
+impl From<Box<dyn std::error::Error + Send + Sync>> for Exit {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        match error.downcast::<Self>().map(|exit| *exit) {
+            Ok(exit) => exit,
+            Err(error) => Self::from(error as Box<dyn std::error::Error>),
+        }
     }
 }
 
-impl From<steadfast::store::StoreError> for Exit {
-    fn from(error: steadfast::store::StoreError) -> Self {
+impl From<steadfast::Error> for Exit {
+    fn from(error: steadfast::Error) -> Self {
+        let code = match &error {
+            steadfast::Error::Store(error) => Self::from_store(error).code,
+            steadfast::Error::Overloaded { .. } | steadfast::Error::OutcomeUnknown { .. } => 8,
+            _ if error.code().starts_with("invalid") => 6,
+            _ => 1,
+        };
+        Self::new(code, error.code(), chain(&error))
+    }
+}
+
+impl From<StoreError> for Exit {
+    fn from(error: StoreError) -> Self {
         Self::from_store(&error)
     }
 }

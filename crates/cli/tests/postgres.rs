@@ -172,7 +172,7 @@ fn a_copy_that_cannot_be_leaves_nothing() {
     refused(&["copy", &schema.url, file], 6, "unsupported");
     refused(&["copy", &schema.url, &schema.url], 6, "unsupported");
     refused(&["copy", file, "b.db"], 6, "unsupported");
-    let said = refused(&["copy", file, &nobody()], 1, "store_unavailable");
+    let said = refused(&["copy", file, &nobody()], 8, "store_unavailable");
     assert!(said.contains("no server can be used: 127.0.0.1:"), "{said}");
 
     // A file that contradicts itself.
@@ -376,17 +376,18 @@ fn what_cannot_be_used_is_named() {
         (vec!["verify", "--store", &schema.url], 1, ["store_foreign", "run serve or migrate"]),
         (vec!["verify", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["verify", "--store", &newer.url], 1, ["store_foreign", "use a newer release"]),
-        (vec!["verify", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["verify", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["verify", "--store", "postgres://h/db?schema=Bad"], 6, ["invalid_store", "schema"]),
         (vec!["migrate", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["migrate", "--store", &newer.url, "--restored"], 1, ["store_foreign", "use a newer release"]),
-        (vec!["migrate", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["migrate", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["dev", "--listen", "127.0.0.1:0", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["serve", "--listen", "127.0.0.1:0", "--store", &newer.url], 1, ["store_foreign", "use a newer release"]),
-        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["backup", backup, "--store", &schema.url], 6, ["unsupported", "migrate --restored"]),
-        (vec!["demo", "--rows", "5", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["demo", "--rows", "5", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["demo", "--rows", "5", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
+        (vec!["bench", "postgres", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["demo", "--rows", "5", "--store", "mysql://x"], 6, ["invalid_store", "mysql"]),
         (vec!["demo", "--rows", "5", "--store", "x.db"], 6, ["invalid_store", "sqlite:x.db"]),
         (vec!["demo", "--rows", "5", "--store", "sqlite:x.db", "--data", "d"], 6, ["invalid_request", "--data"]),

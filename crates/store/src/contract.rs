@@ -424,6 +424,13 @@ pub enum StoreError {
         /// Each with the reason.
         tried: String,
     },
+    /// Every server of a PostgreSQL store says no, and will until somebody changes something: a wrong password, a
+    /// database that is not there.
+    #[error("no server can be used: {tried}")]
+    Denied {
+        /// Each with the reason.
+        tried: String,
+    },
     /// The URL of a store is not one.
     #[error("the store's URL cannot be used: {problem}")]
     Place {
@@ -508,6 +515,7 @@ impl StoreError {
             Self::Sqlite { .. }
             | Self::Postgres { .. }
             | Self::NoServer { .. }
+            | Self::Denied { .. }
             | Self::File { .. }
             | Self::Injected(_) => "store_unavailable",
             Self::Place { .. } => "invalid_store",
@@ -518,6 +526,15 @@ impl StoreError {
             Self::WriterTaken => "writer_taken",
             Self::Recovering => "store_recovering",
             Self::Raced { .. } => "store_busy",
+        }
+    }
+
+    /// True when the same may work later without anybody's doing: the database is away, starting, or busy.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::NoServer { .. } | Self::Recovering | Self::Raced { .. } => true,
+            Self::Postgres { error, .. } => crate::postgres::may_pass(error),
+            _ => false,
         }
     }
 }

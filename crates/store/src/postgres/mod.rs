@@ -31,7 +31,7 @@ use steadfast_core::sweep::Boots;
 pub use self::copy::{Copied, CopyError, Progress, copy};
 pub use self::place::{Place, is_postgres};
 pub use self::reader::PostgresReader;
-pub(crate) use self::session::told;
+pub(crate) use self::session::{may_pass, told};
 pub use self::shell::Shell;
 
 use self::board::Berth;
