@@ -15,7 +15,7 @@ Exit codes:
   3  verify or copy found faults
   4  the awaited workflow failed or was cancelled
   5  there is no such workflow or variable
-  6  refused: invalid input, or the id was used for another request
+  6  refused: invalid input, an id that was used for another request, or a store that is in use or not empty
   7  the server cannot be reached
   8  try again: overloaded, the store is away or busy, or the outcome is unknown
 
@@ -57,6 +57,7 @@ impl Exit {
     pub fn from_store(error: &StoreError) -> Self {
         let code = match error {
             _ if error.code().starts_with("invalid") => 6,
+            StoreError::InUse { .. } => 6,
             _ if error.may_pass() => 8,
             _ => 1,
         };

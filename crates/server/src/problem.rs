@@ -85,7 +85,8 @@ pub const TABLE: &[Row] = &[
     row("store_recovering", 503, Class::RefusedRetryable, "The store is recovering"),
     row("store_busy", 503, Class::RefusedRetryable, "Other nodes were faster, again and again"),
     row("store_owned", 503, Class::RefusedRetryable, "Another process owns the store"),
-    row("store_foreign", 503, Class::RefusedFinal, "The file is no store of this release"),
+    row("store_in_use", 503, Class::RefusedRetryable, "Nodes have the store open"),
+    row("store_foreign", 503, Class::RefusedFinal, "The file or schema is no store of this release"),
     row("store_corrupt", 503, Class::RefusedFinal, "A stored row is corrupt"),
     row("sqlite_too_old", 503, Class::RefusedFinal, "The linked SQLite is too old"),
     row("writer_taken", 503, Class::RefusedFinal, "The store's writer is in use"),
@@ -330,6 +331,7 @@ mod tests {
         vec![
             StoreError::File { doing: "open", path: path(), source: std::io::Error::other("secret") },
             StoreError::Owned { path: path(), owner: problem() },
+            StoreError::InUse { place: problem(), nodes: 1 },
             StoreError::Foreign { path: path(), problem: problem() },
             StoreError::Version { found: "3.0.0" },
             StoreError::Corrupt { what: "head", key: "w".into(), problem: problem() },

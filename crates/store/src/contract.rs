@@ -456,7 +456,15 @@ pub enum StoreError {
         /// The owner as far as it can be told.
         owner: String,
     },
-    /// The file is not a store of this release.
+    /// Nodes have the store open that must not.
+    #[error("the store {place} is in use by {nodes} nodes; stop them first, one that was killed counts for up to 15 s")]
+    InUse {
+        /// Which.
+        place: String,
+        /// How many live.
+        nodes: usize,
+    },
+    /// The file or the schema is not a store of this release.
     #[error("{path} cannot be opened as a store: {problem}")]
     Foreign {
         /// Which.
@@ -520,6 +528,7 @@ impl StoreError {
             | Self::Injected(_) => "store_unavailable",
             Self::Place { .. } => "invalid_store",
             Self::Owned { .. } => "store_owned",
+            Self::InUse { .. } => "store_in_use",
             Self::Foreign { .. } => "store_foreign",
             Self::Version { .. } => "sqlite_too_old",
             Self::Corrupt { .. } | Self::Event { .. } => "store_corrupt",

@@ -201,10 +201,11 @@ pub fn migrate(url: &str) -> Result<(i32, i32), StoreError> {
 }
 
 /// Says that the store at `url` is a restored copy: whoever opens it next raises its epoch. A restore to another
-/// cluster and one to a point in time are noticed without it; a copied disk is not.
+/// cluster and one to a point in time are noticed without it; a dump restored into the same cluster, or a copied disk, is
+/// not.
 ///
 /// # Errors
-/// [`StoreError`] when there is no such store.
+/// [`StoreError`] when there is no such store, [`StoreError::InUse`] while nodes live on it.
 pub fn mark_restored(url: &str) -> Result<(), StoreError> {
     let place = Place::parse(url)?;
     let background = Background::start(&place)?;
