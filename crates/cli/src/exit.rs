@@ -80,11 +80,12 @@ impl Exit {
     /// Says it on standard error: a sentence, or one JSON object.
     pub fn report(&self, json: bool) -> ExitCode {
         if self.word != "broken_pipe" {
+            let message = crate::output::without_passwords(&self.message);
             if json {
-                let error = self.problem.clone().unwrap_or_else(|| json!({"code": self.word, "detail": self.message}));
+                let error = self.problem.clone().unwrap_or_else(|| json!({"code": self.word, "detail": message}));
                 eprintln!("{}", json!({ "error": error }));
             } else {
-                eprintln!("steadfast: {} [{}]", crate::output::plain(&self.message), self.word);
+                eprintln!("steadfast: {} [{}]", crate::output::plain(&message), self.word);
             }
         }
         ExitCode::from(self.code)

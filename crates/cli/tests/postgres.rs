@@ -14,7 +14,7 @@ use steadfast::store::conformance::dump;
 use steadfast::store::postgres::PostgresReader;
 use steadfast::store::sqlite::SqliteReader;
 use steadfast::store::{Filter, Reader};
-use steadfast_pgtest::{Bouncer, Shared, psql, shared};
+use steadfast_pgtest::{Bouncer, Cluster, Shared, psql, shared};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -418,6 +418,136 @@ fn a_password_is_never_said() {
         let output = command.args(&args).env("STEADFAST_STORE", &url).output().unwrap();
         assert!(!stdout(&output).contains("s3cret") && !stderr(&output).contains("s3cret"), "{args:?}");
     }
+}
+
+/// What is wrong with a command line was told by quoting it, and the password with it.
+#[test]
+fn what_is_not_understood_says_no_password() {
+    let url = "postgres://steadfast:s3cret@127.0.0.1:1/x?schema=a";
+    let verbs = [
+        "demo",
+        "dev",
+        "serve",
+        "start",
+        "show",
+        "events",
+        "scratchpad",
+        "list",
+        "cancel",
+        "verify",
+        "backup",
+        "copy",
+        "migrate",
+        "completions",
+    ];
+    for verb in verbs {
+        for args in [&[verb, url, url, url, url][..], &[verb, "--nonsense", url], &[verb, &format!("--listen={url}")]] {
+            let output = run(None, args);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+            assert!(!said.contains("s3cret") && !stdout(&output).contains("s3cret"), "{args:?}: {said}");
+        }
+    }
+    let output = run(None, &["verify", url]);
+    assert!(stderr(&output).contains("unexpected argument 'postgres://..'"), "{}", stderr(&output));
+    // Understood, and of no use.
+    for (args, code) in [
+        (&["backup", url, "--data", "/nowhere"][..], 1),
+        (&["verify", "--data", url], 1),
+        (&["list", "--server", url], 7),
+        (&["list", "--server", "http://steadfast:s3cret@127.0.0.1:1/"], 7),
+    ] {
+        let output = run(None, args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("s3cret"), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// Trying again is no remedy: that is another exit code than for a database that is away.
+#[test]
+fn a_wrong_password_is_said_and_not_shown() {
+    let cluster = Cluster::start(&[]);
+    let hba = std::path::PathBuf::from(cluster.sql("show hba_file"));
+    let rules = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}")).unwrap();
+    cluster.sql(
+        "create role app login password 'r1ght'; grant create on database postgres to app; select pg_reload_conf()",
+    );
+    let url = |password: &str| cluster.url("schema=x").replace("steadfast@", &format!("app{password}@"));
+    let (right, wrong, none) = (url(":r1ght"), url(":s3cret"), url(""));
+    // Whoever is not asked for a password is let in: the rule is not in force yet.
+    while run(None, &["migrate", "--store", &wrong]).status.success() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(run(None, &["migrate", "--store", &right]).status.success());
+    let data = tempfile::tempdir().unwrap();
+    Server::dev(data.path()).stop();
+    let file = data.path().to_str().unwrap();
+    let elsewhere = wrong.replace("/postgres?", ",127.0.0.1:1/postgres?");
+    for (args, code, part) in [
+        (vec!["verify", "--store", &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["verify", "--json", "--store", &wrong], 1, "password authentication failed for user"),
+        (vec!["migrate", "--store", &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["copy", file, &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &wrong], 1, "password authentication failed"),
+        (vec!["demo", "--rows", "5", "--store", &wrong], 1, "password authentication failed"),
+        (vec!["verify", "--store", &none], 1, "password missing"),
+        // One of two may be there later, and the right one.
+        (vec!["verify", "--store", &elsewhere], 8, "password authentication failed"),
+        (vec!["verify", "--store", &right.replace("/postgres?", "/absent?")], 1, "\"absent\" does not exist"),
+    ] {
+        let output = run(None, &args);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains("store_unavailable") && said.contains(part), "{args:?}: {said}");
+        assert!(!said.contains("s3cret") && !stdout(&output).contains("s3cret"), "{args:?}: {said}");
+    }
+}
+
+/// With the variable set a `--data` was refused, with words about a `--store` that nobody had typed.
+#[test]
+fn what_is_typed_wins_over_the_environment() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    Server::dev(data.path()).stop();
+    let folder = data.path().to_str().unwrap();
+    let migrate = |variable: &str, args: &[&str]| {
+        let mut command = std::process::Command::new(common::binary());
+        let command = command.args(["migrate", "--json"]).args(args).current_dir(data.path());
+        command.env("STEADFAST_STORE", variable).output().unwrap()
+    };
+    let shown = |output: std::process::Output| {
+        assert!(output.status.success(), "{}", stderr(&output));
+        json(&stdout(&output))["store"].as_str().unwrap().to_owned()
+    };
+    let file = store(data.path()).display().to_string();
+    assert_eq!(shown(migrate(&schema.url, &["--data", folder])), file);
+    assert!(!schema.is_there());
+    assert_eq!(shown(migrate("mysql://x", &["--store", &format!("sqlite:{file}")])), file);
+    assert!(shown(migrate(&schema.url, &[])).starts_with("postgres://127.0.0.1"));
+    let nothing = migrate("", &[]);
+    assert!(stderr(&nothing).contains("./steadfast-data/steadfast.db"), "{}", stderr(&nothing));
+    let both = migrate("", &["--data", folder, "--store", &schema.url]);
+    assert_eq!((both.status.code(), stderr(&both).contains("--data")), (Some(2), true), "{}", stderr(&both));
+}
+
+#[test]
+fn a_store_with_living_nodes_is_not_marked_as_restored() {
+    let schema = Schema::new();
+    let node = Server::dev_on(&schema.url);
+    let mark = || run(None, &["migrate", "--restored", "--store", &schema.url]);
+    let refused = mark();
+    assert_eq!(refused.status.code(), Some(6), "{}", stderr(&refused));
+    let said = stderr(&refused);
+    assert!(said.contains("[store_in_use]") && said.contains("in use by 1 node"), "{said}");
+    assert!(said.contains("stop") && !said.contains("steadfast@"), "{said}");
+    assert_eq!(sql(&schema.url, "select copied from SCHEMA.store"), "f");
+    // Without the mark it is only brought to this release, which nodes bear.
+    assert!(run(None, &["migrate", "--store", &schema.url]).status.success());
+    // One that was killed on this machine is seen to be gone.
+    node.kill();
+    let marked = mark();
+    assert!(marked.status.success(), "{}", stderr(&marked));
+    assert_eq!(sql(&schema.url, "select copied from SCHEMA.store"), "t");
 }
 
 /// A schema of its own is all that the role needs.
