@@ -636,6 +636,65 @@ fn two_nodes_import_the_demo_and_are_killed_in_turns() {
     assert!(stderr(&again).contains("1500 workflows"), "{}", stderr(&again));
 }
 
+/// The store that the environment names is taken, unless a folder is given; the password need not be typed.
+#[test]
+fn the_demo_takes_the_store_that_the_environment_names() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    let url = schema.url.replace("steadfast@", "steadfast:s3cret@");
+    let demo = |args: &[&str]| {
+        let mut command = std::process::Command::new(common::binary());
+        let command = command.args(["demo", "--rows", "20", "--kills", "0"]).args(args).current_dir(data.path());
+        command.env("STEADFAST_STORE", &url).output().unwrap()
+    };
+    let in_folder = demo(&["--data", "new", "--json"]);
+    assert!(in_folder.status.success(), "{}", stderr(&in_folder));
+    assert_eq!(json(&stdout(&in_folder))["store"], "new/flights.db");
+    assert!(!schema.is_there());
+    let named = demo(&[]);
+    assert!(named.status.success(), "{}", stderr(&named));
+    let said = stdout(&named);
+    assert!(said.contains("store   postgres://127.0.0.1") && said.contains("with STEADFAST_STORE as it is"), "{said}");
+    assert!(!said.contains("s3cret") && !stderr(&named).contains("s3cret"), "{said}");
+    let again = demo(&[]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(
+        stderr(&again).contains("20 workflows") && stderr(&again).contains("STEADFAST_STORE"),
+        "{}",
+        stderr(&again)
+    );
+}
+
+/// The first node was ended because the second one failed, and that was told as the reason.
+#[test]
+fn a_demo_that_cannot_go_on_says_why() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    let demo = |args: &[&str]| run(None, &[&["demo", "--rows", "20", "--kills", "0"], args].concat());
+    let file = format!("sqlite:{}", data.path().join("flights.db").display());
+    assert!(demo(&["--store", &file]).status.success());
+    let rows = SqliteReader::open(data.path().join("flights.db")).unwrap();
+    let mut ids: Vec<String> = (rows.list(&Filter::all(Namespace::default_namespace()), None, 100).unwrap().items)
+        .into_iter()
+        .map(|item| item.head.key.id.to_string())
+        .collect();
+    ids.sort();
+    // The second row is the first one of the second node.
+    assert!(run(None, &["migrate", "--store", &schema.url]).status.success());
+    sql(
+        &schema.url,
+        &format!(
+            "create function SCHEMA.no() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+             create trigger no before insert on SCHEMA.admissions for each row when (new.id = '{}')
+                 execute function SCHEMA.no()",
+            ids[1]
+        ),
+    );
+    let failed = demo(&["--store", &schema.url, "--data", data.path().join("new").to_str().unwrap()]);
+    let said = stderr(&failed);
+    assert_eq!(failed.status.code(), Some(1), "{said}");
+    assert!(said.contains("not this one") && said.contains("ended by itself three times"), "{said}");
+    assert!(!said.contains("was ended") && !said.contains("the other importer"), "{said}");
+}
+
 /// Looked up by a name of its own, so that a node that ran before is waited for.
 #[test]
 fn what_two_nodes_admit_is_run_by_either() {
