@@ -355,6 +355,7 @@ fn damage_in_the_database_is_found() {
         let output = run(None, &["verify", "--store", &schema.url]);
         assert_eq!(output.status.code(), Some(3), "{damage}: {}", stderr(&output));
         assert!(stdout(&output).contains(fault), "{damage}: {}", stdout(&output));
+        assert!(stderr(&output).contains("keep the schema as it is"), "{damage}: {}", stderr(&output));
         sql(&schema.url, repair);
         let repaired = run(None, &["verify", "--store", &schema.url]);
         assert_eq!(repaired.status.code(), Some(0), "{repair}: {}", stdout(&repaired));
