@@ -153,3 +153,77 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// What only the command says: the code, how it ends, and what that means.
+    const WORDS: &[(&str, &str, &str)] = &[
+        ("unreachable", "7", "The server cannot be reached"),
+        ("unknown_answer", "1, 5, 6, 8", "The server's answer has no code; the exit code is that of its status"),
+        ("invalid_url", "6", "What `--server` names is no URL with a host"),
+        ("unreadable_input", "6", "The file or the standard input of `--input` cannot be read"),
+        ("unsupported", "6", "This verb does not do that for such a store"),
+        ("cannot_listen", "1, 6", "The address cannot be listened on; 6 when it is not a loopback one"),
+        ("faults_found", "3", "`verify` or `copy` found what contradicts the logs"),
+        ("target_not_empty", "6", "The target of `copy` has workflows; give a schema that is new or empty"),
+        ("target_in_use", "6", "Nodes have the target of `copy` open; stop them first"),
+        ("copy_differs", "1", "Not every row has arrived in the copy, and nothing was kept"),
+        ("failed", "1", "Something else; the message says what"),
+    ];
+    const HEADING: &str = "\n## On the command line alone\n";
+
+    fn path() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/errors.md")
+    }
+
+    /// `docs/guide/errors.md` ends with this table; with `UPDATE_DOCS=1` the test writes it.
+    #[test]
+    fn the_guide_has_every_code_of_the_command() {
+        let mut text = format!(
+            "{HEADING}\nEach with its [exit code](cli.md#exit-codes).\n\n\
+             | code | exit code | meaning |\n|---|---:|---|\n"
+        );
+        for (code, exit, meaning) in WORDS {
+            text += &format!("| `{code}` | {exit} | {meaning} |\n");
+        }
+        let page = fs::read_to_string(path()).unwrap();
+        let (server, own) = page.split_at(page.find("\n## ").unwrap_or(page.len()));
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            return fs::write(path(), format!("{server}{text}")).unwrap();
+        }
+        assert_eq!(own, text, "run this test with UPDATE_DOCS=1");
+    }
+
+    /// The sources themselves are asked which codes there are.
+    #[test]
+    fn every_code_that_the_command_names_is_in_the_guide() {
+        let page = fs::read_to_string(path()).unwrap();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let copy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/src/postgres/copy.rs");
+        let verbs =
+            [sources.clone(), sources.join("demo")].into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+        let files = verbs.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).chain([copy]);
+        let mut found = 0;
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            let marks =
+                if file.ends_with("postgres/copy.rs") { ["} => ", "(_) => "] } else { ["Exit::new(", "refused("] };
+            for before in marks {
+                for (at, _) in text.match_indices(before) {
+                    // The first text within the call.
+                    let call: String = text[at..].chars().take(120).collect();
+                    let code = call.split('"').nth(1).unwrap_or_default();
+                    let is_code = !code.is_empty() && code.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+                    if is_code && code != "broken_pipe" {
+                        assert!(page.contains(&format!("\n| `{code}` |")), "{code} of {} has no row", file.display());
+                        found += 1;
+                    }
+                }
+            }
+        }
+        assert!(found > 12, "{found}");
+    }
+}
