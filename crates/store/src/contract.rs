@@ -67,6 +67,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// False when what this process writes by itself, without a command, has failed for several seconds.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     /// Another owner that is gone, once: whoever is answered its boot gives back what it held, and then buries it.
     ///
     /// # Errors
@@ -135,6 +140,10 @@ impl Store for Box<dyn Store> {
 
     fn is_alone(&self) -> bool {
         (**self).is_alone()
+    }
+
+    fn is_writable(&self) -> bool {
+        (**self).is_writable()
     }
 
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {

@@ -52,6 +52,9 @@ const RENEWAL_AGAIN: Duration = Duration::from_secs(1);
 /// renewing, another one may have missed a renewal before, one try that hung, and the pause after it: [`RENEWAL`] twice
 /// and [`RENEWAL_AGAIN`]. With this it is still less than a lease.
 const GAP_MAX: Duration = Duration::from_secs(6);
+/// A node that could not renew its own lease for so long cannot write, whatever it can read. One renewal that hung and
+/// the next one that came through do not count.
+const UNWRITTEN: Duration = Duration::from_secs(10);
 /// How long giving the node number back may take.
 const LEAVING: Duration = Duration::from_secs(2);
 
@@ -442,6 +445,10 @@ impl Store for PostgresStore {
 
     fn is_alone(&self) -> bool {
         self.shared.lease().alone
+    }
+
+    fn is_writable(&self) -> bool {
+        self.shared.lease().renewed.elapsed() < UNWRITTEN
     }
 
     fn boots(&self) -> Result<Boots, StoreError> {
