@@ -11,9 +11,9 @@
 //! On one machine a process that has ended is seen to have ended, and its lease is not waited for.
 //!
 //! # Epoch
-//! The store's row says in which cluster and on which timeline it was last written. Whoever connects and finds himself
-//! elsewhere (a standby was promoted, a backup was restored) raises the epoch before anything else: claims of the
-//! epoch before are void, whatever the lost part of its history says of them.
+//! The store's row says in which cluster and on which timeline it was last written. Whoever boards, or connects to write,
+//! and finds himself elsewhere (a standby was promoted, a backup was restored) raises the epoch before anything else:
+//! claims of the epoch before are void, whatever the lost part of its history says of them.
 
 use std::fs;
 use std::time::Duration;
