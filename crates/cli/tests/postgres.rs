@@ -505,6 +505,19 @@ fn a_wrong_password_is_said_and_not_shown() {
     }
 }
 
+/// Also by what only reads: it may have fallen behind, and be promoted meanwhile.
+#[test]
+fn a_standby_is_no_store_for_now() {
+    let cluster = Cluster::start(&[]);
+    assert!(run(None, &["migrate", "--store", &cluster.url("")]).status.success());
+    let standby = cluster.standby(false);
+    for verb in ["verify", "migrate"] {
+        let output = run(None, &[verb, "--store", &standby.url("")]);
+        assert_eq!(output.status.code(), Some(8), "{verb}: {}", stderr(&output));
+        assert!(stderr(&output).contains("it takes no writes now (a standby"), "{verb}: {}", stderr(&output));
+    }
+}
+
 /// With the variable set a `--data` was refused, with words about a `--store` that nobody had typed.
 #[test]
 fn what_is_typed_wins_over_the_environment() {
