@@ -26,7 +26,8 @@ pub enum Bench {
     History(history::History),
     /// A queue of one-step workflows, enqueued in bulk and then run to the end.
     Drain(drain::Drain),
-    /// The same workflows on PostgreSQL, with one node and with two, beside a bare loop of the same statements.
+    /// The same workflows on PostgreSQL, with one node and with two, beside a bare loop of the same statements. How many
+    /// connections of a node write is said in the URL, as in ?committers=4.
     Postgres(postgres::Postgres),
 }
 

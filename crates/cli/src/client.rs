@@ -90,7 +90,7 @@ impl Client {
         let unreachable = |error: reqwest::Error| {
             let message = format!(
                 "cannot reach {}: {}; start one with `steadfast dev`, or name it with --server",
-                self.server,
+                self.shown(),
                 chain(&error.without_url())
             );
             Exit::new(7, "unreachable", message)
@@ -100,6 +100,15 @@ impl Client {
         let text = response.text().await.map_err(unreachable)?;
         let answer = Answer { status, text };
         if status.is_success() { Ok(answer) } else { Err(Exit::of_problem(status.as_u16(), answer.read()?)) }
+    }
+
+    /// The server's URL without what may be secret in it.
+    fn shown(&self) -> Url {
+        let mut url = self.server.clone();
+        // A URL that can have none has none.
+        let _ = (url.set_username(""), url.set_password(None));
+        url.set_query(None);
+        url
     }
 
     /// Calls again while the answer is that it may be tried again. Only for calls that may be repeated.

@@ -79,7 +79,10 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return not_understood(&error),
+    };
     let json = cli.verb.wants_json();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -92,6 +95,17 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(exit) => exit.report(json),
     }
+}
+
+/// Says what is wrong with the command line, or the help that was asked for.
+fn not_understood(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    let safe = output::without_passwords(&text);
+    if safe == text {
+        error.exit();
+    }
+    eprint!("{safe}");
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 impl Verb {

@@ -15,7 +15,8 @@ pub struct Migrate {
     #[command(flatten)]
     place: Place,
     /// Say that the store is a restored copy: whoever opens it next raises its epoch, which voids every claim in it.
-    /// Needed after a disk or a file was copied back; other restores are noticed without it.
+    /// Needed after a file or a disk was copied back and after a dump was restored into the same cluster; a restore to
+    /// another cluster and one to a point in time are noticed without it. Refused while a process has the store open.
     #[arg(long)]
     restored: bool,
     /// One JSON object on standard output.

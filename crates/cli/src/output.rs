@@ -21,6 +21,26 @@ pub fn print(text: &str) -> Result<(), Exit> {
     )
 }
 
+/// The text with every PostgreSQL URL that may hold a password taken out of it, as far as it came from the command line
+/// or the environment: what is wrong with an argument is told by quoting it.
+pub fn without_passwords(text: &str) -> String {
+    let given = std::env::args_os().chain(std::env::vars_os().map(|(_, value)| value));
+    hide(text, given.map(|given| given.to_string_lossy().into_owned()))
+}
+
+fn hide(text: &str, given: impl Iterator<Item = String>) -> String {
+    let url = |given: String| {
+        let small = given.to_ascii_lowercase();
+        let at = ["postgres://", "postgresql://"].iter().filter_map(|scheme| small.find(scheme)).min()?;
+        let secret = small[at..].contains('@') || small[at..].contains("password");
+        secret.then(|| given[at..].to_owned())
+    };
+    let mut urls: Vec<String> = given.filter_map(url).collect();
+    // One may be a part of another.
+    urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
+    urls.iter().fold(text.to_owned(), |text, url| text.replace(url, "postgres://.."))
+}
+
 /// Prints one JSON value.
 ///
 /// # Errors
@@ -122,6 +142,24 @@ mod tests {
             (253_402_300_799_999, "9999-12-31 23:59:59.999Z"),
         ] {
             assert_eq!(instant(ms), text);
+        }
+    }
+
+    #[test]
+    fn urls_that_may_hold_a_password_are_hidden_whole() {
+        let hidden = |text: &str, given: &[&str]| hide(text, given.iter().map(|&given| given.to_owned()));
+        for (text, given, shown) in [
+            ("found 'postgres://u:p@h/db' x", &["postgres://u:p@h/db"][..], "found 'postgres://..' x"),
+            ("'--store=PostgreSQL://u:p' '@h/d'", &["--store=PostgreSQL://u:p' '@h/d"], "'--store=postgres://..'"),
+            ("'postgres://h/db?password=p'", &["postgres://h/db?password=p"], "'postgres://..'"),
+            (
+                "'postgres://u:p@h' 'postgres://u:p@h2'",
+                &["postgres://u:p@h", "postgres://u:p@h2"],
+                "'postgres://..' 'postgres://..'",
+            ),
+            ("'postgres://h/db' is open", &["postgres://h/db"], "'postgres://h/db' is open"),
+        ] {
+            assert_eq!(hidden(text, given), shown);
         }
     }
 

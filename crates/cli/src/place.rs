@@ -10,15 +10,36 @@ use steadfast::store::{Reader, StoreError};
 
 use crate::exit::Exit;
 
+/// The variable that stands for `--store`.
+pub const VARIABLE: &str = "STEADFAST_STORE";
+/// Where the store is when nobody says it.
+const FOLDER: &str = "./steadfast-data";
+
 /// `--data DIR` or `--store URL`.
 #[derive(Debug, Clone, Args)]
 pub struct Place {
-    /// Folder of the embedded store.
-    #[arg(long, value_name = "DIR", default_value = "./steadfast-data", conflicts_with = "store")]
-    data: PathBuf,
-    /// The store itself: sqlite:PATH, or postgres://USER:PASSWORD@HOST/DATABASE?schema=NAME.
-    #[arg(long, value_name = "URL", env = "STEADFAST_STORE", hide_env_values = true)]
+    /// Folder of the embedded store [default: ./steadfast-data].
+    #[arg(long, value_name = "DIR", conflicts_with = "store")]
+    data: Option<PathBuf>,
+    /// The store itself: sqlite:PATH, or postgres://USER:PASSWORD@HOST/DATABASE?schema=NAME. Where neither this nor --data
+    /// is given, the environment's STEADFAST_STORE stands for it.
+    // Not read by clap, to which it would be as good as given, and refused beside a --data that is.
+    #[arg(long, value_name = "URL")]
     store: Option<String>,
+}
+
+/// The store that the environment names.
+///
+/// # Errors
+/// When it is no text.
+pub fn from_environment() -> Result<Option<String>, Exit> {
+    match std::env::var(VARIABLE) {
+        Ok(url) => Ok(Some(url).filter(|url| !url.is_empty())),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(Exit::refused("invalid_store", format!("{VARIABLE} is not UTF-8; give sqlite:PATH or postgres://..")))
+        }
+    }
 }
 
 /// A store, by what holds it.
@@ -86,9 +107,14 @@ impl Place {
     /// # Errors
     /// For a URL of a kind that cannot be opened.
     pub fn at(&self) -> Result<At, Exit> {
-        match &self.store {
-            Some(url) => At::read(url),
-            None => Ok(At::File(self.data.join("steadfast.db"))),
+        let in_folder = |folder: &Path| At::File(folder.join("steadfast.db"));
+        match (&self.store, &self.data) {
+            (Some(url), _) => At::read(url),
+            (None, Some(folder)) => Ok(in_folder(folder)),
+            (None, None) => match from_environment()? {
+                Some(url) => At::read(&url),
+                None => Ok(in_folder(Path::new(FOLDER))),
+            },
         }
     }
 }

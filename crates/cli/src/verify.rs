@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::exit::Exit;
 use crate::output::{plain, print};
-use crate::place::Place;
+use crate::place::{At, Place};
 
 /// Re-derives every workflow from its log and compares. Opens read-only, beside a running owner or without one.
 #[derive(Debug, Args)]
@@ -23,6 +23,10 @@ pub struct Verify {
 impl Verify {
     pub(crate) async fn run(self) -> Result<(), Exit> {
         let at = self.place.at()?;
+        let kept = match at {
+            At::File(_) => "the file",
+            At::Postgres(_) => "the schema as it is (a dump of it holds everything)",
+        };
         let shown = !self.json && std::io::stderr().is_terminal();
         let verified = tokio::task::spawn_blocking(move || {
             let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
@@ -57,7 +61,7 @@ impl Verify {
             print(&text)?;
         }
         if verified.fault_count > 0 {
-            let message = format!("{} faults; keep the file and restore a backup, or report it", verified.fault_count);
+            let message = format!("{} faults; keep {kept} and restore a backup, or report it", verified.fault_count);
             return Err(Exit::new(3, "faults_found", message));
         }
         Ok(())

@@ -14,7 +14,7 @@ use steadfast::store::conformance::dump;
 use steadfast::store::postgres::PostgresReader;
 use steadfast::store::sqlite::SqliteReader;
 use steadfast::store::{Filter, Reader};
-use steadfast_pgtest::{Bouncer, Shared, psql, shared};
+use steadfast_pgtest::{Bouncer, Cluster, Shared, psql, shared};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -172,7 +172,7 @@ fn a_copy_that_cannot_be_leaves_nothing() {
     refused(&["copy", &schema.url, file], 6, "unsupported");
     refused(&["copy", &schema.url, &schema.url], 6, "unsupported");
     refused(&["copy", file, "b.db"], 6, "unsupported");
-    let said = refused(&["copy", file, &nobody()], 1, "store_unavailable");
+    let said = refused(&["copy", file, &nobody()], 8, "store_unavailable");
     assert!(said.contains("no server can be used: 127.0.0.1:"), "{said}");
 
     // A file that contradicts itself.
@@ -355,6 +355,7 @@ fn damage_in_the_database_is_found() {
         let output = run(None, &["verify", "--store", &schema.url]);
         assert_eq!(output.status.code(), Some(3), "{damage}: {}", stderr(&output));
         assert!(stdout(&output).contains(fault), "{damage}: {}", stdout(&output));
+        assert!(stderr(&output).contains("keep the schema as it is"), "{damage}: {}", stderr(&output));
         sql(&schema.url, repair);
         let repaired = run(None, &["verify", "--store", &schema.url]);
         assert_eq!(repaired.status.code(), Some(0), "{repair}: {}", stdout(&repaired));
@@ -376,17 +377,18 @@ fn what_cannot_be_used_is_named() {
         (vec!["verify", "--store", &schema.url], 1, ["store_foreign", "run serve or migrate"]),
         (vec!["verify", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["verify", "--store", &newer.url], 1, ["store_foreign", "use a newer release"]),
-        (vec!["verify", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["verify", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["verify", "--store", "postgres://h/db?schema=Bad"], 6, ["invalid_store", "schema"]),
         (vec!["migrate", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["migrate", "--store", &newer.url, "--restored"], 1, ["store_foreign", "use a newer release"]),
-        (vec!["migrate", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["migrate", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["dev", "--listen", "127.0.0.1:0", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
         (vec!["serve", "--listen", "127.0.0.1:0", "--store", &newer.url], 1, ["store_foreign", "use a newer release"]),
-        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["backup", backup, "--store", &schema.url], 6, ["unsupported", "migrate --restored"]),
-        (vec!["demo", "--rows", "5", "--store", &nobody], 1, ["store_unavailable", "refused"]),
+        (vec!["demo", "--rows", "5", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["demo", "--rows", "5", "--store", &foreign.url], 1, ["store_foreign", "another program"]),
+        (vec!["bench", "postgres", "--store", &nobody], 8, ["store_unavailable", "refused"]),
         (vec!["demo", "--rows", "5", "--store", "mysql://x"], 6, ["invalid_store", "mysql"]),
         (vec!["demo", "--rows", "5", "--store", "x.db"], 6, ["invalid_store", "sqlite:x.db"]),
         (vec!["demo", "--rows", "5", "--store", "sqlite:x.db", "--data", "d"], 6, ["invalid_request", "--data"]),
@@ -417,6 +419,149 @@ fn a_password_is_never_said() {
         let output = command.args(&args).env("STEADFAST_STORE", &url).output().unwrap();
         assert!(!stdout(&output).contains("s3cret") && !stderr(&output).contains("s3cret"), "{args:?}");
     }
+}
+
+/// What is wrong with a command line was told by quoting it, and the password with it.
+#[test]
+fn what_is_not_understood_says_no_password() {
+    let url = "postgres://steadfast:s3cret@127.0.0.1:1/x?schema=a";
+    let verbs = [
+        "demo",
+        "dev",
+        "serve",
+        "start",
+        "show",
+        "events",
+        "scratchpad",
+        "list",
+        "cancel",
+        "verify",
+        "backup",
+        "copy",
+        "migrate",
+        "completions",
+    ];
+    for verb in verbs {
+        for args in [&[verb, url, url, url, url][..], &[verb, "--nonsense", url], &[verb, &format!("--listen={url}")]] {
+            let output = run(None, args);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+            assert!(!said.contains("s3cret") && !stdout(&output).contains("s3cret"), "{args:?}: {said}");
+        }
+    }
+    let output = run(None, &["verify", url]);
+    assert!(stderr(&output).contains("unexpected argument 'postgres://..'"), "{}", stderr(&output));
+    // Understood, and of no use.
+    for (args, code) in [
+        (&["backup", url, "--data", "/nowhere"][..], 1),
+        (&["verify", "--data", url], 1),
+        (&["list", "--server", url], 7),
+        (&["list", "--server", "http://steadfast:s3cret@127.0.0.1:1/"], 7),
+    ] {
+        let output = run(None, args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("s3cret"), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// Trying again is no remedy: that is another exit code than for a database that is away.
+#[test]
+fn a_wrong_password_is_said_and_not_shown() {
+    let cluster = Cluster::start(&[]);
+    let hba = std::path::PathBuf::from(cluster.sql("show hba_file"));
+    let rules = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}")).unwrap();
+    cluster.sql(
+        "create role app login password 'r1ght'; grant create on database postgres to app; select pg_reload_conf()",
+    );
+    let url = |password: &str| cluster.url("schema=x").replace("steadfast@", &format!("app{password}@"));
+    let (right, wrong, none) = (url(":r1ght"), url(":s3cret"), url(""));
+    // Whoever is not asked for a password is let in: the rule is not in force yet.
+    while run(None, &["migrate", "--store", &wrong]).status.success() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(run(None, &["migrate", "--store", &right]).status.success());
+    let data = tempfile::tempdir().unwrap();
+    Server::dev(data.path()).stop();
+    let file = data.path().to_str().unwrap();
+    let elsewhere = wrong.replace("/postgres?", ",127.0.0.1:1/postgres?");
+    for (args, code, part) in [
+        (vec!["verify", "--store", &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["verify", "--json", "--store", &wrong], 1, "password authentication failed for user"),
+        (vec!["migrate", "--store", &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["copy", file, &wrong], 1, "password authentication failed for user \"app\""),
+        (vec!["serve", "--listen", "127.0.0.1:0", "--store", &wrong], 1, "password authentication failed"),
+        (vec!["demo", "--rows", "5", "--store", &wrong], 1, "password authentication failed"),
+        (vec!["verify", "--store", &none], 1, "password missing"),
+        // One of two may be there later, and the right one.
+        (vec!["verify", "--store", &elsewhere], 8, "password authentication failed"),
+        (vec!["verify", "--store", &right.replace("/postgres?", "/absent?")], 1, "\"absent\" does not exist"),
+    ] {
+        let output = run(None, &args);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains("store_unavailable") && said.contains(part), "{args:?}: {said}");
+        assert!(!said.contains("s3cret") && !stdout(&output).contains("s3cret"), "{args:?}: {said}");
+    }
+}
+
+/// Also by what only reads: it may have fallen behind, and be promoted meanwhile.
+#[test]
+fn a_standby_is_no_store_for_now() {
+    let cluster = Cluster::start(&[]);
+    assert!(run(None, &["migrate", "--store", &cluster.url("")]).status.success());
+    let standby = cluster.standby(false);
+    for verb in ["verify", "migrate"] {
+        let output = run(None, &[verb, "--store", &standby.url("")]);
+        assert_eq!(output.status.code(), Some(8), "{verb}: {}", stderr(&output));
+        assert!(stderr(&output).contains("it takes no writes now (a standby"), "{verb}: {}", stderr(&output));
+    }
+}
+
+/// With the variable set a `--data` was refused, with words about a `--store` that nobody had typed.
+#[test]
+fn what_is_typed_wins_over_the_environment() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    Server::dev(data.path()).stop();
+    let folder = data.path().to_str().unwrap();
+    let migrate = |variable: &str, args: &[&str]| {
+        let mut command = std::process::Command::new(common::binary());
+        let command = command.args(["migrate", "--json"]).args(args).current_dir(data.path());
+        command.env("STEADFAST_STORE", variable).output().unwrap()
+    };
+    let shown = |output: std::process::Output| {
+        assert!(output.status.success(), "{}", stderr(&output));
+        json(&stdout(&output))["store"].as_str().unwrap().to_owned()
+    };
+    let file = store(data.path()).display().to_string();
+    assert_eq!(shown(migrate(&schema.url, &["--data", folder])), file);
+    assert!(!schema.is_there());
+    assert_eq!(shown(migrate("mysql://x", &["--store", &format!("sqlite:{file}")])), file);
+    assert!(shown(migrate(&schema.url, &[])).starts_with("postgres://127.0.0.1"));
+    let nothing = migrate("", &[]);
+    assert!(stderr(&nothing).contains("./steadfast-data/steadfast.db"), "{}", stderr(&nothing));
+    let both = migrate("", &["--data", folder, "--store", &schema.url]);
+    assert_eq!((both.status.code(), stderr(&both).contains("--data")), (Some(2), true), "{}", stderr(&both));
+}
+
+#[test]
+fn a_store_with_living_nodes_is_not_marked_as_restored() {
+    let schema = Schema::new();
+    let node = Server::dev_on(&schema.url);
+    let mark = || run(None, &["migrate", "--restored", "--store", &schema.url]);
+    let refused = mark();
+    assert_eq!(refused.status.code(), Some(6), "{}", stderr(&refused));
+    let said = stderr(&refused);
+    assert!(said.contains("[store_in_use]") && said.contains("in use by 1 node"), "{said}");
+    assert!(said.contains("stop") && !said.contains("steadfast@"), "{said}");
+    assert_eq!(sql(&schema.url, "select copied from SCHEMA.store"), "f");
+    // Without the mark it is only brought to this release, which nodes bear.
+    assert!(run(None, &["migrate", "--store", &schema.url]).status.success());
+    // One that was killed on this machine is seen to be gone.
+    node.kill();
+    let marked = mark();
+    assert!(marked.status.success(), "{}", stderr(&marked));
+    assert_eq!(sql(&schema.url, "select copied from SCHEMA.store"), "t");
 }
 
 /// A schema of its own is all that the role needs.
@@ -503,6 +648,65 @@ fn two_nodes_import_the_demo_and_are_killed_in_turns() {
     let again = run(None, &["demo", "--rows", "5", "--store", &schema.url]);
     assert_eq!(again.status.code(), Some(1), "a store with workflows is refused");
     assert!(stderr(&again).contains("1500 workflows"), "{}", stderr(&again));
+}
+
+/// The store that the environment names is taken, unless a folder is given; the password need not be typed.
+#[test]
+fn the_demo_takes_the_store_that_the_environment_names() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    let url = schema.url.replace("steadfast@", "steadfast:s3cret@");
+    let demo = |args: &[&str]| {
+        let mut command = std::process::Command::new(common::binary());
+        let command = command.args(["demo", "--rows", "20", "--kills", "0"]).args(args).current_dir(data.path());
+        command.env("STEADFAST_STORE", &url).output().unwrap()
+    };
+    let in_folder = demo(&["--data", "new", "--json"]);
+    assert!(in_folder.status.success(), "{}", stderr(&in_folder));
+    assert_eq!(json(&stdout(&in_folder))["store"], "new/flights.db");
+    assert!(!schema.is_there());
+    let named = demo(&[]);
+    assert!(named.status.success(), "{}", stderr(&named));
+    let said = stdout(&named);
+    assert!(said.contains("store   postgres://127.0.0.1") && said.contains("with STEADFAST_STORE as it is"), "{said}");
+    assert!(!said.contains("s3cret") && !stderr(&named).contains("s3cret"), "{said}");
+    let again = demo(&[]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(
+        stderr(&again).contains("20 workflows") && stderr(&again).contains("STEADFAST_STORE"),
+        "{}",
+        stderr(&again)
+    );
+}
+
+/// The first node was ended because the second one failed, and that was told as the reason.
+#[test]
+fn a_demo_that_cannot_go_on_says_why() {
+    let (schema, data) = (Schema::new(), tempfile::tempdir().unwrap());
+    let demo = |args: &[&str]| run(None, &[&["demo", "--rows", "20", "--kills", "0"], args].concat());
+    let file = format!("sqlite:{}", data.path().join("flights.db").display());
+    assert!(demo(&["--store", &file]).status.success());
+    let rows = SqliteReader::open(data.path().join("flights.db")).unwrap();
+    let mut ids: Vec<String> = (rows.list(&Filter::all(Namespace::default_namespace()), None, 100).unwrap().items)
+        .into_iter()
+        .map(|item| item.head.key.id.to_string())
+        .collect();
+    ids.sort();
+    // The second row is the first one of the second node.
+    assert!(run(None, &["migrate", "--store", &schema.url]).status.success());
+    sql(
+        &schema.url,
+        &format!(
+            "create function SCHEMA.no() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+             create trigger no before insert on SCHEMA.admissions for each row when (new.id = '{}')
+                 execute function SCHEMA.no()",
+            ids[1]
+        ),
+    );
+    let failed = demo(&["--store", &schema.url, "--data", data.path().join("new").to_str().unwrap()]);
+    let said = stderr(&failed);
+    assert_eq!(failed.status.code(), Some(1), "{said}");
+    assert!(said.contains("not this one") && said.contains("ended by itself three times"), "{said}");
+    assert!(!said.contains("was ended") && !said.contains("the other importer"), "{said}");
 }
 
 /// Looked up by a name of its own, so that a node that ran before is waited for.

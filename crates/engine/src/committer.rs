@@ -48,6 +48,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::delivery::{Delivery, Syncer};
 use crate::error::Error;
+use crate::refusals::Refusals;
 
 /// Why the lanes' lock is never poisoned.
 const HELD: &str = "the lanes' lock is held for one push or take";
@@ -128,6 +129,8 @@ struct Shared {
     well: AtomicBool,
     /// True when it has done so for long: what begins work is refused at once.
     refusing: AtomicBool,
+    /// What the store has refused, whichever committer brought it.
+    refusals: Arc<Refusals>,
 }
 
 /// The way to the committer's thread.
@@ -154,6 +157,7 @@ impl Committer {
         store: &dyn Store,
         bounds: Bounds,
         deliveries_max: u32,
+        refusals: Arc<Refusals>,
         listener: Listener,
     ) -> Result<Self, StoreError> {
         let writer = store.writer()?;
@@ -165,6 +169,7 @@ impl Committer {
             bounds,
             well: AtomicBool::new(true),
             refusing: AtomicBool::new(false),
+            refusals,
         });
         let woken = shared.clone();
         let syncer = Syncer::start(writer.disk(), listener, move || woken.wake())?;
@@ -278,6 +283,7 @@ impl Drop for Committer {
 /// The committers of a store, one for each of its writers.
 pub(crate) struct Committers {
     all: Vec<Committer>,
+    refusals: Arc<Refusals>,
     /// Whose turn it is to claim.
     turn: AtomicUsize,
 }
@@ -290,8 +296,11 @@ impl Committers {
         deliveries_max: u32,
         listener: impl Fn(Option<Hints>) + Clone + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let one = |_| Committer::start(store, bounds.clone(), deliveries_max, Box::new(listener.clone()));
-        Ok(Self { all: (0..store.writers()).map(one).collect::<Result<_, _>>()?, turn: AtomicUsize::new(0) })
+        let refusals = Arc::<Refusals>::default();
+        let one =
+            |_| Committer::start(store, bounds.clone(), deliveries_max, refusals.clone(), Box::new(listener.clone()));
+        let all = (0..store.writers()).map(one).collect::<Result<_, _>>()?;
+        Ok(Self { all, refusals, turn: AtomicUsize::new(0) })
     }
 
     /// The one for this command. Those that name one workflow go by its id.
@@ -327,6 +336,11 @@ impl Committers {
     /// True while the store serves.
     pub(crate) fn is_well(&self) -> bool {
         self.all.iter().all(Committer::is_well)
+    }
+
+    /// True when the store has refused everything for a while.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refusals.are_lasting(Instant::now())
     }
 
     /// How many commands wait.
@@ -614,6 +628,10 @@ impl Runner {
                 }
                 Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
                     metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
+                    // A row that somebody holds, or others were faster at, says nothing of the others.
+                    if matches!(&error, Error::Store(error) if !matches!(**error, StoreError::Raced { .. })) {
+                        self.shared.refusals.refused(workflow(&jobs[0].command), Instant::now());
+                    }
                     return tell(jobs, &error);
                 }
                 Ended::NotCommitted(jobs, error) => {
@@ -722,6 +740,7 @@ impl Runner {
         };
         match saved {
             Saved::Written => {
+                self.shared.refusals.written();
                 metrics::counter!("steadfast_commits_total").increment(1);
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
@@ -1043,7 +1062,8 @@ mod tests {
         let clock = Arc::new(Hasty(AtomicI64::new(0)));
         let store = Faulty::new(MemoryStore::new(clock.clone()));
         store.plan().add([Fault::Away]);
-        let committer = Committer::start(&store, Bounds::default(), 20, Box::new(|_| ())).expect("it starts");
+        let committer =
+            Committer::start(&store, Bounds::default(), 20, Arc::default(), Box::new(|_| ())).expect("it starts");
         let outcome = committer.begin(start("w")).await.expect("it is answered");
         assert!(matches!(&outcome, Outcome::Start(admission::Outcome::Started { claimed: Some(_) })), "{outcome:?}");
         let Command::Start(asked) = start("w") else { unreachable!() };
@@ -1060,7 +1080,8 @@ mod tests {
         let clock = Arc::new(ManualClock::new(1_000));
         let store = Faulty::new(MemoryStore::new(clock));
         store.plan().add([Fault::UnknownWritten, Fault::Away]);
-        let committer = Committer::start(&store, Bounds::default(), 20, Box::new(|_| ())).expect("it starts");
+        let committer =
+            Committer::start(&store, Bounds::default(), 20, Arc::default(), Box::new(|_| ())).expect("it starts");
         let lost = committer.begin(start("w")).await;
         assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
         let Command::Start(asked) = start("w") else { unreachable!() };

@@ -605,6 +605,11 @@ impl Inner {
         self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_alone())
     }
 
+    /// False when what the store writes by itself has failed for several seconds.
+    fn is_writable(&self) -> bool {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_writable())
+    }
+
     /// Asks the store something beside the async threads.
     async fn ask<T: Send + 'static>(
         &self,
@@ -1253,9 +1258,16 @@ impl Engine {
         self.inner().clock.now()
     }
 
-    /// True while the store serves; false while it recovers from a failed commit.
+    /// True while the store serves; false while it recovers from a failed commit, and while it [refuses
+    /// writes](Engine::refuses_writes).
     pub fn is_ready(&self) -> bool {
-        self.inner().committer.is_well()
+        self.inner().committer.is_well() && !self.refuses_writes()
+    }
+
+    /// True when the store answers, and has refused for several seconds whatever was to be written.
+    pub fn refuses_writes(&self) -> bool {
+        let inner = self.inner();
+        inner.committer.is_well() && (inner.committer.is_refused() || !inner.is_writable())
     }
 
     /// How many commands wait for the committer, and how many workflows run here.

@@ -96,7 +96,13 @@ impl Error {
     /// True when the store cannot be reached now, and the same may work later.
     pub(crate) fn is_outage(&self) -> bool {
         let Self::Store(error) = self else { return false };
-        matches!(**error, StoreError::Recovering | StoreError::NoServer { .. } | StoreError::Postgres { .. })
+        matches!(
+            **error,
+            StoreError::Recovering
+                | StoreError::NoServer { .. }
+                | StoreError::Denied { .. }
+                | StoreError::Postgres { .. }
+        )
     }
 }
 

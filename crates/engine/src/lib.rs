@@ -39,6 +39,7 @@ mod context;
 mod definition;
 mod delivery;
 mod engine;
+mod refusals;
 pub mod testkit;
 mod worker;
 

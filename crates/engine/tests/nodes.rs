@@ -39,6 +39,15 @@ async fn claimed(engine: &Engine, id: &str) -> u64 {
     .await
 }
 
+/// Waits until somebody who has locked a row sleeps on it. Blocks.
+fn wait_for_holder(cluster: &Cluster) {
+    let begin = Instant::now();
+    while cluster.sql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") != "1" {
+        assert!(begin.elapsed() < STUCK, "nobody holds the row");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn node(url: &str, concurrency: usize) -> Engine {
     Engine::open(url)
         .expect("the store opens")
@@ -340,7 +349,7 @@ async fn a_row_that_somebody_holds_keeps_nobody_else_waiting() {
         });
         tokio::task::block_in_place(|| {
             tokio::runtime::Handle::current().block_on(async {
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                wait_for_holder(&cluster);
                 let begin = Instant::now();
                 let cancelling = tokio::spawn({
                     let engine = engine.clone();
@@ -388,7 +397,7 @@ async fn what_was_locked_when_its_node_was_gone_is_given_back_later() {
             cluster
                 .sql("begin; select 1 from steadfast.heads where id = 'running' for update; select pg_sleep(5); commit")
         });
-        std::thread::sleep(Duration::from_millis(500));
+        wait_for_holder(&cluster);
         // A process of this machine whose number nobody has.
         cluster.sql(
             "insert into steadfast.nodes (node, boot, label, machine, pid, born, started_at, expires_at)

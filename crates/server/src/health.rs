@@ -44,7 +44,7 @@ async fn not_ready(app: &App) -> Option<&'static str> {
         return Some("stopping");
     }
     if !app.engine.is_ready() {
-        return Some("store_recovering");
+        return Some(if app.engine.refuses_writes() { "writes_refused" } else { "store_recovering" });
     }
     // The committer being well says nothing about whether the store can be read.
     match tokio::time::timeout(LOOK_TIME, app.engine.look(|reader| reader.next_due())).await {

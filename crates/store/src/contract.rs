@@ -67,6 +67,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// False when what this process writes by itself, without a command, has failed for several seconds.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     /// Another owner that is gone, once: whoever is answered its boot gives back what it held, and then buries it.
     ///
     /// # Errors
@@ -135,6 +140,10 @@ impl Store for Box<dyn Store> {
 
     fn is_alone(&self) -> bool {
         (**self).is_alone()
+    }
+
+    fn is_writable(&self) -> bool {
+        (**self).is_writable()
     }
 
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {
@@ -437,6 +446,13 @@ pub enum StoreError {
         /// Each with the reason.
         tried: String,
     },
+    /// Every server of a PostgreSQL store says no, and will until somebody changes something: a wrong password, a
+    /// database that is not there.
+    #[error("no server can be used: {tried}")]
+    Denied {
+        /// Each with the reason.
+        tried: String,
+    },
     /// The URL of a store is not one.
     #[error("the store's URL cannot be used: {problem}")]
     Place {
@@ -462,7 +478,15 @@ pub enum StoreError {
         /// The owner as far as it can be told.
         owner: String,
     },
-    /// The file is not a store of this release.
+    /// Nodes have the store open that must not.
+    #[error("the store {place} is in use by {nodes} nodes; stop them first, one that was killed counts for up to 15 s")]
+    InUse {
+        /// Which.
+        place: String,
+        /// How many live.
+        nodes: usize,
+    },
+    /// The file or the schema is not a store of this release.
     #[error("{path} cannot be opened as a store: {problem}")]
     Foreign {
         /// Which.
@@ -521,16 +545,27 @@ impl StoreError {
             Self::Sqlite { .. }
             | Self::Postgres { .. }
             | Self::NoServer { .. }
+            | Self::Denied { .. }
             | Self::File { .. }
             | Self::Injected(_) => "store_unavailable",
             Self::Place { .. } => "invalid_store",
             Self::Owned { .. } => "store_owned",
+            Self::InUse { .. } => "store_in_use",
             Self::Foreign { .. } => "store_foreign",
             Self::Version { .. } => "sqlite_too_old",
             Self::Corrupt { .. } | Self::Event { .. } => "store_corrupt",
             Self::WriterTaken => "writer_taken",
             Self::Recovering => "store_recovering",
             Self::Raced { .. } => "store_busy",
+        }
+    }
+
+    /// True when the same may work later without anybody's doing: the database is away, starting, or busy.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::NoServer { .. } | Self::Recovering | Self::Raced { .. } => true,
+            Self::Postgres { error, .. } => crate::postgres::may_pass(error),
+            _ => false,
         }
     }
 }

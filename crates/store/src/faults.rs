@@ -158,6 +158,10 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.is_alone()
     }
 
+    fn is_writable(&self) -> bool {
+        self.inner.is_writable()
+    }
+
     fn next_gone(&self) -> Result<Option<u64>, StoreError> {
         self.inner.next_gone()
     }

@@ -12,7 +12,8 @@ use super::{RESULT, STEPS, alone, median, open, percentile, step_texts, ten_step
 /// `bench postgres`.
 #[derive(Debug, Args)]
 pub struct Postgres {
-    /// The database: postgres://USER:PASSWORD@HOST/DATABASE. Schemas of its own are made in it and dropped again.
+    /// The database: postgres://USER:PASSWORD@HOST/DATABASE. Schemas of its own are made in it and dropped again. What else
+    /// the URL says is measured with: ?committers=4 for four connections of each node that write.
     #[arg(long, value_name = "URL", env = "STEADFAST_STORE", hide_env_values = true)]
     store: String,
     /// Workflows of ten steps in each run.

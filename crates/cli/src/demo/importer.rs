@@ -122,7 +122,7 @@ pub(super) fn id(row: u32) -> String {
 /// # Errors
 /// Whatever the engine says.
 pub async fn import(args: Import) -> Result<(), super::Failure> {
-    let at = At::read(&args.store).map_err(|exit| exit.message)?;
+    let at = At::read(&args.store)?;
     let builder = Engine::open(&args.store)?;
     // Before the engine runs anything: what it ends is not counted twice.
     let finished = tokio::task::spawn_blocking(move || Finished::open(&at)).await??;

@@ -17,8 +17,8 @@ use std::io::{BufRead, BufReader, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -29,7 +29,7 @@ pub use importer::{Import, flight_definition, import};
 
 use self::proof::Database;
 use crate::exit::Exit;
-use crate::place::At;
+use crate::place::{At, VARIABLE, from_environment};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -52,7 +52,8 @@ pub struct Demo {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// A store without workflows: sqlite:PATH of a file that is not there, the result then goes beside it; or
-    /// postgres://USER:PASSWORD@HOST/DATABASE?schema=NAME, which two processes share while they are killed in turns.
+    /// postgres://USER:PASSWORD@HOST/DATABASE?schema=NAME, which two processes share while they are killed in turns. Where
+    /// neither this nor --data is given, the environment's STEADFAST_STORE stands for it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Serve the HTTP API of the (first) importing process at this address meanwhile.
@@ -159,12 +160,12 @@ fn run_at(demo: &Demo, at: &At, output: PathBuf) -> Result<(), Failure> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         println!("\n{summary}");
-        tell(&report, &proof, at);
+        tell(demo, &report, &proof, at);
     }
     if proof.holds() { Ok(()) } else { Err("the proof does not hold; the store is kept for looking into".into()) }
 }
 
-fn tell(report: &Report, proof: &proof::Proof, at: &At) {
+fn tell(demo: &Demo, report: &Report, proof: &proof::Proof, at: &At) {
     let Report { rows, workflows, completed, failed, kills, nodes, redelivered, seconds, steps_per_s, .. } = report;
     println!("proof, read from the logs in the store:");
     println!("  {rows} rows handed over, {workflows} workflows: {completed} completed, {failed} failed as not valid");
@@ -188,7 +189,10 @@ fn tell(report: &Report, proof: &proof::Proof, at: &At) {
     match at {
         At::File(path) => println!("        steadfast verify --store sqlite:{}", path.display()),
         // What was given may hold a password, and is not said again.
-        At::Postgres(_) => println!("        steadfast verify --store URL, with the URL given here"),
+        At::Postgres(_) if demo.store.is_some() => {
+            println!("        steadfast verify --store URL, with the URL given here");
+        }
+        At::Postgres(_) => println!("        steadfast verify, with {VARIABLE} as it is"),
     }
 }
 
@@ -198,16 +202,24 @@ fn yes(holds: bool) -> &'static str {
 
 /// Where the store and the result go; refuses what is not empty.
 fn place(demo: &Demo) -> Result<(At, PathBuf), Exit> {
-    let Some(url) = &demo.store else {
+    let url = match &demo.store {
+        None if demo.data.is_none() => from_environment()?,
+        given => given.clone(),
+    };
+    let Some(url) = url else {
         let folder = folder(demo)?;
         return Ok((At::File(folder.join("flights.db")), folder.join("flights.csv")));
     };
-    match At::read(url)? {
+    let not_empty = |what: String| {
+        let whose = if demo.store.is_some() { "" } else { " than STEADFAST_STORE's, or --data DIR" };
+        Exit::other(format!("{what}; the demo needs a fresh store, give another{whose}"))
+    };
+    match At::read(&url)? {
         At::File(_) if demo.data.is_some() => {
             Err(Exit::refused("invalid_request", "a file has its folder: give --data, or --store sqlite:PATH"))
         }
         At::File(path) if !url.starts_with("sqlite:") => {
-            let message = format!("--store takes a URL; give sqlite:{} or postgres://..", path.display());
+            let message = format!("the demo's store is a URL; give sqlite:{} or postgres://..", path.display());
             Err(Exit::refused("invalid_store", message))
         }
         At::File(path) if path.exists() => Err(not_empty(format!("{} exists", path.display()))),
@@ -226,10 +238,6 @@ fn place(demo: &Demo) -> Result<(At, PathBuf), Exit> {
             Ok((at, folder(demo)?.join("flights.csv")))
         }
     }
-}
-
-fn not_empty(what: String) -> Exit {
-    Exit::other(format!("{what}; the demo needs a fresh store, give another"))
 }
 
 fn make(folder: &Path) -> Result<(), Exit> {
@@ -287,8 +295,8 @@ struct Importing<'a> {
     nodes: u32,
     /// The process of each node, while there is one.
     running: Vec<Mutex<Option<Importer>>>,
-    /// One of them cannot go on, and without its rows the others come to no end.
-    failed: AtomicBool,
+    /// Why one of them cannot go on: the first that cannot. Without its rows the others come to no end, and are ended.
+    failed: OnceLock<Failure>,
     kills: AtomicU32,
     bar: ProgressBar,
 }
@@ -306,21 +314,24 @@ fn drive(demo: &Demo, at: &At, rows: u32, nodes: u32) -> Result<u32, Failure> {
         rows,
         nodes,
         running: moments.iter().map(|_| Mutex::default()).collect(),
-        failed: AtomicBool::new(false),
+        failed: OnceLock::new(),
         kills: AtomicU32::new(0),
         bar: bar(demo, u64::from(rows), "importing"),
     };
-    let ended = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let drive = |(node, moments)| {
             let import = &import;
-            scope.spawn(move || import.drive(node, moments).inspect_err(|_| import.fail()))
+            scope.spawn(move || import.drive(node, moments).unwrap_or_else(|error| import.fail(error)))
         };
         let threads: Vec<_> = (0..nodes).zip(moments).map(drive).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+        for thread in threads {
+            thread.join().unwrap_or_else(|_| import.fail("a thread panicked".into()));
+        }
     });
-    let ended: Result<Vec<()>, Failure> = ended;
-    ended?;
     import.bar.finish_and_clear();
+    if let Some(error) = import.failed.into_inner() {
+        return Err(error);
+    }
     Ok(import.kills.load(Ordering::Relaxed))
 }
 
@@ -351,14 +362,20 @@ impl Importing<'_> {
             if !killed && status.success() {
                 return Ok(());
             }
-            if self.failed.load(Ordering::SeqCst) {
+            if self.failed.get().is_some() {
                 return Err("the other importer cannot go on".into());
             }
             if !killed {
                 // Not our doing: give it another chance as a supervisor would, but not for ever.
                 stalled = if acknowledged > before { 0 } else { stalled + 1 };
                 if stalled == 3 {
-                    return Err(format!("the importer ended by itself three times ({status})").into());
+                    // What it said itself stands above.
+                    let message = format!("the importer ended by itself three times ({status})");
+                    return Err(match status.code() {
+                        Some(8) => Exit::new(8, "store_unavailable", message),
+                        _ => Exit::other(message),
+                    }
+                    .into());
                 }
             }
         }
@@ -394,7 +411,7 @@ impl Importing<'_> {
         let mut running = self.running(node);
         *running = Some(Importer { child });
         // After it is there to be found: who fails after this look kills it.
-        if self.failed.load(Ordering::SeqCst) {
+        if self.failed.get().is_some() {
             *running = None;
         }
         Ok(output)
@@ -410,9 +427,9 @@ impl Importing<'_> {
         Ok(importer.ok_or("the importer was ended")?.child.wait()?)
     }
 
-    /// Ends all of them.
-    fn fail(&self) {
-        self.failed.store(true, Ordering::SeqCst);
+    /// Ends all of them. Who fails because it was ended here is not the cause.
+    fn fail(&self, error: Failure) {
+        let _ = self.failed.set(error);
         for node in 0..self.nodes {
             // Dropped, and with that ended.
             drop(self.running(node).take());

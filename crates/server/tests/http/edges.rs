@@ -1,11 +1,13 @@
 //! Edges: who is let in, what is answered to the rest, and what every answer carries.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
-use steadfast_pgtest::{Database, on_each_database};
+use steadfast::Engine;
+use steadfast_pgtest::{Cluster, Database, on_each_database};
 use steadfast_server::{Options, Server};
 
-use crate::site::{Answer, Site, open};
+use crate::site::{Answer, PATIENCE, Site, open, options, soon};
 
 on_each_database! {
     #[tokio::test] async:
@@ -113,6 +115,63 @@ async fn health_is_told(database: Database) {
     raw.read_until("true}").await;
     site.stop();
     site.stopped().await;
+}
+
+/// It could be read, so it was said to be ready, and whoever sent work here had all of it refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_refuses_every_write_is_not_ready() {
+    let cluster = Cluster::start(&[]);
+    // A node that runs nothing, and so wants to write nothing.
+    let site = Site::with(options(), Engine::open(&cluster.url("")).unwrap().concurrency(0)).await;
+    let until = async |status: u16, what: &str| {
+        soon(what, async {
+            loop {
+                let answer = site.get("/readyz").await;
+                if answer.status == status {
+                    return answer.body;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await
+    };
+    // Set read-only, for connections that are there too.
+    cluster.sql("alter system set default_transaction_read_only = on; select pg_reload_conf()");
+    until(503, "a read-only database to be noticed").await;
+    cluster.sql("set default_transaction_read_only = off; alter system reset default_transaction_read_only; select pg_reload_conf()");
+    until(200, "it to be ready again").await;
+
+    // A node that cannot even renew its lease, and soon counts as gone.
+    cluster.sql(
+        "create function full_disk() returns trigger language plpgsql as
+             $$ begin raise 'could not extend file' using errcode = 'disk_full'; end $$;
+         create trigger full_disk before update on steadfast.nodes execute function full_disk()",
+    );
+    let body = until(503, "a lease that is not renewed to be noticed").await;
+    assert_eq!(body, r#"{"ready":false,"reason":"writes_refused"}"#);
+    cluster.sql("drop trigger full_disk on steadfast.nodes");
+    until(200, "it to be ready again").await;
+
+    // One table that takes nothing more, as on a disk that is full.
+    cluster.sql("create trigger full_disk before insert on steadfast.events execute function full_disk()");
+    let begin = Instant::now();
+    let start = async |n: u32| site.post("/v1/workflows", format!(r#"{{"name":"nobody","id":"w-{n}"}}"#)).await;
+    let mut n = 0;
+    let body = loop {
+        assert_eq!(start(n).await.problem(), "503 store_unavailable");
+        n += 1;
+        let ready = site.get("/readyz").await;
+        if ready.status == 503 {
+            break ready.body;
+        }
+        assert!(begin.elapsed() < PATIENCE, "it says to be ready and refuses everything");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    assert_eq!(body, r#"{"ready":false,"reason":"writes_refused"}"#);
+    assert!(begin.elapsed() > Duration::from_secs(4), "not at the first refusal");
+    cluster.sql("drop trigger full_disk on steadfast.events");
+    assert_eq!(start(n).await.status, 201);
+    assert_eq!(site.get("/readyz").await.status, 200, "one write ends it");
 }
 
 async fn odd_http_is_refused_by_the_parser(database: Database) {

@@ -11,9 +11,9 @@
 //! On one machine a process that has ended is seen to have ended, and its lease is not waited for.
 //!
 //! # Epoch
-//! The store's row says in which cluster and on which timeline it was last written. Whoever connects and finds himself
-//! elsewhere (a standby was promoted, a backup was restored) raises the epoch before anything else: claims of the
-//! epoch before are void, whatever the lost part of its history says of them.
+//! The store's row says in which cluster and on which timeline it was last written. Whoever boards, or connects to write,
+//! and finds himself elsewhere (a standby was promoted, a backup was restored) raises the epoch before anything else:
+//! claims of the epoch before are void, whatever the lost part of its history says of them.
 
 use std::fs;
 use std::time::Duration;
@@ -398,13 +398,20 @@ async fn compare_epochs(session: &Session, place: &Place) -> Result<u64, StoreEr
     })
 }
 
-/// Says that this is a restored copy: whoever opens it next raises the epoch.
+/// Says that this is a restored copy: whoever opens it next raises the epoch. While nodes live on it, it is not: they
+/// would go on in the old epoch until one of them connects again.
 pub(super) async fn mark_restored(session: &Session, place: &Place) -> Result<(), StoreError> {
-    session
-        .client
-        .batch_execute(&place.text("update {schema}.store set copied = true"))
-        .await
-        .map_err(postgres("mark the store as restored"))
+    let failed = || postgres("mark the store as restored");
+    session.begin().await.map_err(failed())?;
+    // Its lock first: who boards meanwhile waits for it.
+    let text = place.text("update {schema}.store set copied = true");
+    session.client.batch_execute(&text).await.map_err(failed())?;
+    let nodes = boots(session, place).await?.alive.len();
+    if nodes > 0 {
+        session.client.batch_execute("rollback").await.map_err(failed())?;
+        return Err(StoreError::InUse { place: place.to_string(), nodes });
+    }
+    session.client.batch_execute("commit").await.map_err(failed())
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use steadfast_core::sweep::Boots;
 pub use self::copy::{Copied, CopyError, Progress, copy};
 pub use self::place::{Place, is_postgres};
 pub use self::reader::PostgresReader;
-pub(crate) use self::session::told;
+pub(crate) use self::session::{may_pass, told};
 pub use self::shell::Shell;
 
 use self::board::Berth;
@@ -54,6 +54,9 @@ const RENEWAL_AGAIN: Duration = Duration::from_secs(1);
 /// renewing, another one may have missed a renewal before, one try that hung, and the pause after it: [`RENEWAL`] twice
 /// and [`RENEWAL_AGAIN`]. With this it is still less than a lease.
 const GAP_MAX: Duration = Duration::from_secs(6);
+/// A node that could not renew its own lease for so long cannot write, whatever it can read. One renewal that hung and
+/// the next one that came through do not count.
+const UNWRITTEN: Duration = Duration::from_secs(10);
 /// How long giving the node number back may take.
 const LEAVING: Duration = Duration::from_secs(2);
 
@@ -205,10 +208,11 @@ pub fn migrate(url: &str) -> Result<(i32, i32), StoreError> {
 }
 
 /// Says that the store at `url` is a restored copy: whoever opens it next raises its epoch. A restore to another
-/// cluster and one to a point in time are noticed without it; a copied disk is not.
+/// cluster and one to a point in time are noticed without it; a dump restored into the same cluster, or a copied disk, is
+/// not.
 ///
 /// # Errors
-/// [`StoreError`] when there is no such store.
+/// [`StoreError`] when there is no such store, [`StoreError::InUse`] while nodes live on it.
 pub fn mark_restored(url: &str) -> Result<(), StoreError> {
     let place = Place::parse(url)?;
     let background = Background::start(&place)?;
@@ -445,6 +449,10 @@ impl Store for PostgresStore {
 
     fn is_alone(&self) -> bool {
         self.shared.lease().alone
+    }
+
+    fn is_writable(&self) -> bool {
+        self.shared.lease().renewed.elapsed() < UNWRITTEN
     }
 
     fn boots(&self) -> Result<Boots, StoreError> {

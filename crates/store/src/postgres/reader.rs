@@ -206,7 +206,7 @@ pub(super) static LOOKS: [Text; 13] = [
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT],
     },
     Text {
-text: concat!(
+        text: concat!(
             "select h.* from (select e.workflow from {schema}.ended_badly e where e.namespace = ",
             namespace!(),
             " and e.status = $4 and e.workflow < $2 order by e.workflow desc limit $3) e cross join lateral (select ",

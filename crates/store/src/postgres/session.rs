@@ -161,6 +161,38 @@ pub(super) fn kind(error: &Error) -> Kind {
     if gone.contains(code) || code.code().starts_with("08") { Kind::Gone } else { Kind::Refused }
 }
 
+/// True when the same may work later without anybody's doing: the server is away or busy, and has not said no.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    if error.as_db_error().is_some() {
+        return kind(error) != Kind::Refused;
+    }
+    // Everything else that is no answer is of our own making, such as a password that is missing.
+    let ours = |error: &std::io::Error| {
+        use std::io::ErrorKind::{InvalidData, InvalidInput, Other, Unsupported};
+        matches!(error.kind(), InvalidData | InvalidInput | Other | Unsupported)
+    };
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    error.is_closed() || source.is_some_and(|error| !ours(error))
+}
+
+/// Why a host cannot be used.
+struct Problem {
+    said: String,
+    may_pass: bool,
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self { said: told(&error), may_pass: may_pass(&error) }
+    }
+}
+
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Self {
+        Self { said: error.to_string(), may_pass: true }
+    }
+}
+
 /// Makes a [`StoreError`] of what happened while `doing`.
 pub(super) fn postgres(doing: &'static str) -> impl Fn(Error) -> StoreError {
     move |error| StoreError::Postgres { doing, error }
@@ -170,23 +202,30 @@ impl Session {
     /// Connects to the first host that takes writes.
     ///
     /// # Errors
-    /// [`StoreError::NoServer`] with what each host said.
+    /// [`StoreError::NoServer`] with what each host said, [`StoreError::Denied`] when all of them will say the same again.
     pub(super) async fn connect(
         place: &Place,
         pooled: &Arc<Pooled>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, StoreError> {
-        let mut tried = Vec::new();
+        let (mut tried, mut may_pass) = (Vec::new(), false);
         for (host, port) in place.hosts() {
             let patience = place.connect_timeout();
             match timeout(patience, Self::connect_to(place, &host, port, pooled, texts, purpose)).await {
                 Ok(Ok(session)) => return Ok(session),
-                Ok(Err(problem)) => tried.push(format!("{host}:{port}: {problem}")),
-                Err(_) => tried.push(format!("{host}:{port}: no answer within {} s", patience.as_secs_f64())),
+                Ok(Err(problem)) => {
+                    may_pass |= problem.may_pass;
+                    tried.push(format!("{host}:{port}: {}", problem.said));
+                }
+                Err(_) => {
+                    may_pass = true;
+                    tried.push(format!("{host}:{port}: no answer within {} s", patience.as_secs_f64()));
+                }
             }
         }
-        Err(StoreError::NoServer { tried: tried.join("; ") })
+        let tried = tried.join("; ");
+        Err(if may_pass { StoreError::NoServer { tried } } else { StoreError::Denied { tried } })
     }
 
     async fn connect_to(
@@ -196,20 +235,20 @@ impl Session {
         pooled: &Arc<Pooled>,
         texts: &'static [Text],
         purpose: Purpose,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Problem> {
         let (tell, told_of) = tokio::sync::mpsc::unbounded_channel();
         let tell = (purpose == Purpose::Listen).then_some(tell);
         let (client, own_port) = if host.starts_with('/') {
             let path = format!("{host}/.s.PGSQL.{port}");
-            let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
+            let stream = UnixStream::connect(path).await?;
+            let (client, connection) = place.config.connect_raw(stream, NoTls).await?;
             tokio::spawn(drive(connection, tell));
             (client, None)
         } else {
-            let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
-            let own_port = stream.local_addr().map_err(|error| error.to_string())?.port();
-            tend(&stream).map_err(|error| error.to_string())?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
+            let stream = TcpStream::connect((host, port)).await?;
+            let own_port = stream.local_addr()?.port();
+            tend(&stream)?;
+            let (client, connection) = place.config.connect_raw(stream, NoTls).await?;
             tokio::spawn(drive(connection, tell));
             (client, Some(i32::from(own_port)))
         };
@@ -221,17 +260,18 @@ impl Session {
                         (select a.backend_start::text from pg_stat_activity a where a.pid = pg_backend_pid())",
                 &[],
             )
-            .await
-            .map_err(|error| told(&error))?;
-        let first = answer.first().ok_or("it says nothing of itself")?;
+            .await?;
+        let for_good = |said: &str| Problem { said: said.to_owned(), may_pass: false };
+        let first = answer.first().ok_or_else(|| for_good("it says nothing of itself"))?;
         if first.get::<_, bool>(0) {
-            return Err("it takes no writes now (a standby, or set read-only)".to_owned());
+            let said = "it takes no writes now (a standby, or set read-only)".to_owned();
+            return Err(Problem { said, may_pass: true });
         }
         let version: i32 = first.get(1);
         if version < 130_000 {
-            return Err(format!("its version is {}; 13 or later is needed", version / 10_000));
+            return Err(for_good(&format!("its version is {}; 13 or later is needed", version / 10_000)));
         }
-        let server = server(&client).await.map_err(|error| told(&error))?;
+        let server = server(&client).await?;
         // The server sees the pooler's port. A network that changes ports on the way costs a little speed.
         let through = match place.prepared {
             Prepared::On => false,
@@ -258,15 +298,13 @@ impl Session {
         let (begin, prepared) = if through {
             (format!("begin; {}", set("set local")), Vec::new())
         } else {
-            client.batch_execute(&set("set")).await.map_err(|error| told(&error))?;
+            client.batch_execute(&set("set")).await?;
             let prepare = texts.iter().map(|text| {
                 let (client, sql) = (&client, place.text(text.text));
                 async move { client.prepare_typed(&sql, text.types).await }
             });
-            let prepared = futures_util::future::try_join_all(prepare).await.map_err(|error| {
-                note(pooled, &error);
-                told(&error)
-            })?;
+            let prepared =
+                futures_util::future::try_join_all(prepare).await.inspect_err(|error| note(pooled, error))?;
             ("begin".to_owned(), prepared)
         };
         let since: Option<String> = first.get(5);

@@ -41,7 +41,7 @@ use super::session::{Backend, Kind, Purpose, Session, kind, note, postgres, told
 use super::statements::{W, WRITER};
 use super::{Shared, board};
 use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
-use crate::stored::{Stored, signed, stored_options};
+use crate::stored::{Stored, signed, stored_options, wake_number};
 
 /// How many workflows are remembered by number, so that a step need not look its workflow up by id.
 const KNOWN_MAX: usize = 65_536;
@@ -1306,7 +1306,7 @@ impl Extend<((i32, i64), (Wake, i64))> for Timed {
         for ((namespace, number), (wake, due)) in rows {
             self.namespaces.push(namespace);
             self.numbers.push(number);
-            self.wakes.push(if wake == Wake::Lease { 0 } else { 1 });
+            self.wakes.push(i16::try_from(wake_number(wake)).expect("wakes are small"));
             self.due.push(due);
         }
     }
