@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steadfast_core::head::Head;
+use steadfast_core::json::Json;
 use steadfast_core::snapshot::Handle;
 use steadfast_core::text::WorkflowKey;
 
@@ -70,8 +71,8 @@ impl Remembered {
             inner.life = Some(life.clone());
         }
         for kept in written {
-            let runs = kept.head.claim.as_ref();
-            if !runs.is_some_and(|claim| claim.progress.as_ref().is_none_or(|text| text.len() <= PROGRESS_MAX)) {
+            let is_long = |text: &Json| text.len() > PROGRESS_MAX;
+            if kept.head.claim.as_ref().is_none_or(|claim| claim.progress.as_ref().is_some_and(is_long)) {
                 inner.heads.remove(&kept.head.key);
                 continue;
             }
@@ -94,7 +95,6 @@ mod tests {
     use std::sync::Arc;
 
     use steadfast_core::head::{Claim, Token, WorkerRef};
-    use steadfast_core::json::Json;
     use steadfast_core::state::{State, Visit};
     use steadfast_core::text::{Name, Namespace, Step, WorkflowId};
 
