@@ -16,7 +16,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};
@@ -26,7 +25,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Row, Statement};
 
-use super::place::{Place, Prepared};
+use super::place::{Host, Keepalive, Place, Prepared};
 use crate::contract::StoreError;
 
 /// What a connection is set to; behind a pooler, each transaction.
@@ -163,12 +162,12 @@ impl Session {
         purpose: Purpose,
     ) -> Result<Self, StoreError> {
         let mut tried = Vec::new();
-        for (host, port) in place.hosts() {
+        for host in place.hosts() {
             let patience = place.connect_timeout();
-            match timeout(patience, Self::connect_to(place, &host, port, pooled, texts, purpose)).await {
+            match timeout(patience, Self::connect_to(place, &host, pooled, texts, purpose)).await {
                 Ok(Ok(session)) => return Ok(session),
-                Ok(Err(problem)) => tried.push(format!("{host}:{port}: {problem}")),
-                Err(_) => tried.push(format!("{host}:{port}: no answer within {} s", patience.as_secs_f64())),
+                Ok(Err(problem)) => tried.push(format!("{host}: {problem}")),
+                Err(_) => tried.push(format!("{host}: no answer within {} s", patience.as_secs_f64())),
             }
         }
         Err(StoreError::NoServer { tried: tried.join("; ") })
@@ -176,24 +175,27 @@ impl Session {
 
     async fn connect_to(
         place: &Place,
-        host: &str,
-        port: u16,
+        host: &Host,
         pooled: &Arc<Pooled>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, String> {
         let (tell, told_of) = tokio::sync::mpsc::unbounded_channel();
         let tell = (purpose == Purpose::Listen).then_some(tell);
-        let (client, own_port) = if host.starts_with('/') {
-            let path = format!("{host}/.s.PGSQL.{port}");
+        let (client, own_port) = if host.name.starts_with('/') && host.address.is_none() {
+            let path = format!("{}/.s.PGSQL.{}", host.name, host.port);
             let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
             let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
             tokio::spawn(drive(connection, tell));
             (client, None)
         } else {
-            let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+            let stream = match host.address {
+                Some(address) => TcpStream::connect((address, host.port)).await,
+                None => TcpStream::connect((host.name.as_str(), host.port)).await,
+            };
+            let stream = stream.map_err(|error| error.to_string())?;
             let own_port = stream.local_addr().map_err(|error| error.to_string())?.port();
-            tend(&stream).map_err(|error| error.to_string())?;
+            tend(&stream, &place.keepalive).map_err(|error| error.to_string())?;
             let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
             tokio::spawn(drive(connection, tell));
             (client, Some(i32::from(own_port)))
@@ -319,15 +321,19 @@ async fn drive<S>(
     }
 }
 
-/// A peer that is silently gone is noticed in seconds.
-fn tend(stream: &TcpStream) -> std::io::Result<()> {
+/// A peer that is silently gone is noticed.
+fn tend(stream: &TcpStream, keepalive: &Keepalive) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
-    socket.set_tcp_keepalive(&keepalive)?;
+    if keepalive.asks {
+        let mut asks = TcpKeepalive::new();
+        asks = keepalive.idle.map_or(asks.clone(), |idle| asks.with_time(idle));
+        asks = keepalive.interval.map_or(asks.clone(), |interval| asks.with_interval(interval));
+        asks = keepalive.count.map_or(asks.clone(), |count| asks.with_retries(count));
+        socket.set_tcp_keepalive(&asks)?;
+    }
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(Duration::from_secs(15)))?;
+    socket.set_tcp_user_timeout(keepalive.unanswered)?;
     Ok(())
 }
 
