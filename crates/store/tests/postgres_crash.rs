@@ -1,4 +1,4 @@
-//! What became of a commit whose answer was lost, when the server crashed or its standby lags behind.
+//! What becomes of commits when the server crashes, its standby lags behind, or another one takes its place.
 
 mod harness;
 
@@ -102,4 +102,43 @@ fn a_commit_that_no_standby_has_is_not_told_as_committed() {
         }
     };
     assert_eq!(fate, Fate::Committed);
+}
+
+/// A connection that nobody has broken leads to the primary before for ever, and so does the list of hosts.
+#[test]
+fn a_writer_that_has_no_trouble_hears_of_a_promotion() {
+    let primary = Cluster::start(&[]);
+    let standby = primary.standby(false);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let store = open(&format!("postgres://steadfast@{hosts}/postgres?committers=1"));
+    let mut writer = store.writer().expect("a writer");
+    assert!(matches!(apply(writer.as_mut(), &MOMENT, &[start("before")]), Applied::Committed(_)));
+    let count = |cluster: &Cluster, id: &str| {
+        cluster.sql(&format!("select count(*) from steadfast.admissions where id = '{id}'"))
+    };
+    // The connection for the lease is made after four; then there is none to make.
+    std::thread::sleep(Duration::from_secs(5));
+    let follows = "select count(*) from pg_stat_replication where replay_lsn >= pg_current_wal_lsn()";
+    let begin = Instant::now();
+    while primary.sql(follows) != "1" {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the standby follows");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    standby.promote();
+    let begin = Instant::now();
+    for n in 0.. {
+        let id = format!("w{n}");
+        match apply(writer.as_mut(), &MOMENT, &[start(&id)]) {
+            Applied::Committed(_) if count(&standby, &id) == "1" => break,
+            Applied::Committed(_) => assert_eq!(count(&primary, &id), "1"),
+            _ => drop(writer.recover()),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "it does not hear of it");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(writer.epoch(), 2);
+    standby.stop(Mode::Immediate);
+    drop(apply(writer.as_mut(), &MOMENT, &[start("nowhere")]));
+    let refused = writer.recover().expect_err("there is none to connect to").to_string();
+    assert!(refused.contains("it takes writes on timeline 1, and its cluster has gone on to 2 elsewhere"), "{refused}");
 }

@@ -1,13 +1,11 @@
 //! Session: one connection to the server that writes, with the statements it knows.
 //!
-//! # Which server
-//! The hosts of the URL are tried in order until one answers that takes writes. A standby, a server that is starting
-//! up or one that was set read-only is passed over, so that a failover needs no word from anybody.
-//!
 //! # Poolers
 //! Behind a pooler that hands a server's connection out by the transaction nothing may be left on that connection: no
 //! setting, no prepared statement. Such a pooler shows by the port that the server sees, which is not ours. Settings
-//! then go with every transaction, and statements with their text.
+//! then go with every transaction, and statements with their text. Where ports cannot be compared, as over a socket in
+//! the file system, there may be one: settings go with every transaction, for they would stay behind unnoticed, while a
+//! prepared statement that is missing is noticed.
 //!
 //! # Plans
 //! A statement is planned once a connection, for any arrays: by index, whatever the statistics say of tables that were
@@ -15,20 +13,19 @@
 //! longer than any of our statements: the compiler is off.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Error, Row, Statement};
 
-use super::place::{Host, Keepalive, Place, Prepared};
+use super::learned::Learned;
+use super::place::{Place, Prepared};
+use super::reach::{self, Path, Reached};
 use crate::contract::StoreError;
 
-/// What a connection is set to; behind a pooler, each transaction.
+/// What a connection is set to; where there is a pooler or may be one, each transaction.
 const SETTINGS: [(&str, &str); 11] = [
     ("jit", "off"),
     ("enable_memoize", "off"),
@@ -66,6 +63,13 @@ pub(super) struct Server {
     pub timeline: i64,
 }
 
+impl Server {
+    /// Whether it says enough of itself to be compared with others by their timelines.
+    pub(super) fn is_comparable(&self) -> bool {
+        !self.system.is_empty() && self.timeline != 0
+    }
+}
+
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
@@ -83,22 +87,13 @@ pub(super) struct Session {
     pub is_pooled: bool,
     /// What comes without being asked for, where the connection is made for that.
     pub told: Option<UnboundedReceiver<AsyncMessage>>,
+    learned: Arc<Learned>,
     schema: String,
     texts: &'static [Text],
     /// Empty behind a pooler.
     prepared: Vec<Statement>,
     /// What opens a transaction.
     begin: String,
-}
-
-/// Remembers that this place is behind a pooler after all.
-#[derive(Debug, Default)]
-pub(super) struct Pooled(AtomicBool);
-
-impl Pooled {
-    fn is_found(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// What an error means for whoever met it.
@@ -151,112 +146,90 @@ pub(super) fn postgres(doing: &'static str) -> impl Fn(Error) -> StoreError {
 }
 
 impl Session {
-    /// Connects to the first host that takes writes.
+    /// Connects to the first host that takes writes and was not overtaken by another.
     ///
     /// # Errors
     /// [`StoreError::NoServer`] with what each host said.
     pub(super) async fn connect(
         place: &Place,
-        pooled: &Arc<Pooled>,
+        learned: &Arc<Learned>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, StoreError> {
-        let mut tried = Vec::new();
-        for host in place.hosts() {
+        let (servers, mut tried) = reach::servers(place, learned, purpose).await;
+        for reached in servers {
+            let name = reached.name.clone();
+            if let Some(timeline) = learned.overtaken_by(&reached.server) {
+                tried.push(format!(
+                    "{name}: it takes writes on timeline {}, and its cluster has gone on to {timeline} elsewhere: \
+                     stop it, or restart this process if it is the one to go on with",
+                    reached.server.timeline
+                ));
+                continue;
+            }
             let patience = place.connect_timeout();
-            match timeout(patience, Self::connect_to(place, &host, pooled, texts, purpose)).await {
+            match timeout(patience, Self::settle(place, reached, learned, texts, purpose)).await {
                 Ok(Ok(session)) => return Ok(session),
-                Ok(Err(problem)) => tried.push(format!("{host}: {problem}")),
-                Err(_) => tried.push(format!("{host}: no answer within {} s", patience.as_secs_f64())),
+                Ok(Err(problem)) => tried.push(format!("{name}: {problem}")),
+                Err(_) => tried.push(format!("{name}: no answer within {} s", patience.as_secs_f64())),
             }
         }
         Err(StoreError::NoServer { tried: tried.join("; ") })
     }
 
-    async fn connect_to(
+    /// Sets and prepares what can be.
+    async fn settle(
         place: &Place,
-        host: &Host,
-        pooled: &Arc<Pooled>,
+        reached: Reached,
+        learned: &Arc<Learned>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, String> {
-        let (tell, told_of) = tokio::sync::mpsc::unbounded_channel();
-        let tell = (purpose == Purpose::Listen).then_some(tell);
-        let (client, own_port) = if host.name.starts_with('/') && host.address.is_none() {
-            let path = format!("{}/.s.PGSQL.{}", host.name, host.port);
-            let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
-            tokio::spawn(drive(connection, tell));
-            (client, None)
-        } else {
-            let stream = match host.address {
-                Some(address) => TcpStream::connect((address, host.port)).await,
-                None => TcpStream::connect((host.name.as_str(), host.port)).await,
-            };
-            let stream = stream.map_err(|error| error.to_string())?;
-            let own_port = stream.local_addr().map_err(|error| error.to_string())?.port();
-            tend(&stream, &place.keepalive).map_err(|error| error.to_string())?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await.map_err(|error| told(&error))?;
-            tokio::spawn(drive(connection, tell));
-            (client, Some(i32::from(own_port)))
+        let path = match place.prepared {
+            Prepared::On => Path::Direct,
+            Prepared::Off => Path::Pooler,
+            Prepared::Auto if learned.is_pooled() => Path::Pooler,
+            Prepared::Auto => reached.path,
         };
-        let answer = client
-            .query_typed(
-                "select pg_is_in_recovery() or current_setting('transaction_read_only')::boolean,
-                        current_setting('server_version_num')::int, inet_client_port(),
-                        current_setting('synchronous_commit') = 'off'",
-                &[],
-            )
-            .await
-            .map_err(|error| told(&error))?;
-        let first = answer.first().ok_or("it says nothing of itself")?;
-        if first.get::<_, bool>(0) {
-            return Err("it takes no writes now (a standby, or set read-only)".to_owned());
-        }
-        let version: i32 = first.get(1);
-        if version < 130_000 {
-            return Err(format!("its version is {}; 13 or later is needed", version / 10_000));
-        }
-        let server = server(&client).await.map_err(|error| told(&error))?;
-        // The server sees the pooler's port. A network that changes ports on the way costs a little speed.
-        let through = match place.prepared {
-            Prepared::On => false,
-            Prepared::Off => true,
-            Prepared::Auto => {
-                pooled.is_found() || own_port.is_some_and(|own| first.get::<_, Option<i32>>(2) != Some(own))
-            }
-        };
-        let mut settings: Vec<(&str, &str)> = SETTINGS.to_vec();
-        if purpose != Purpose::Write {
-            settings.push(LOOK_TIMEOUT);
-        } else if !texts.is_empty() {
-            settings.extend(BATCH_TIMEOUTS);
-        }
-        if first.get::<_, bool>(3) {
-            // An answer means that it is on the disk, whatever the database is set to.
-            settings.push(("synchronous_commit", "on"));
-        }
-        if version < 140_000 {
-            settings.retain(|(name, _)| *name != "client_connection_check_interval");
-        }
+        let settings = settings(&reached, texts, purpose);
         let set =
             |word: &str| settings.iter().map(|(name, value)| format!("{word} {name} = '{value}';")).collect::<String>();
-        let (begin, prepared) = if through {
-            (format!("begin; {}", set("set local")), Vec::new())
-        } else {
+        let Reached { client, server, told: told_of, .. } = reached;
+        let begin = if path != Path::Pooler {
             client.batch_execute(&set("set")).await.map_err(|error| told(&error))?;
-            let prepare = texts.iter().map(|text| {
-                let (client, sql) = (&client, place.text(text.text));
-                async move { client.prepare_typed(&sql, text.types).await }
-            });
-            let prepared = futures_util::future::try_join_all(prepare).await.map_err(|error| {
-                note(pooled, &error);
-                told(&error)
-            })?;
-            ("begin".to_owned(), prepared)
+            "begin".to_owned()
+        } else {
+            format!("begin; {}", set("set local"))
         };
-        let told = (purpose == Purpose::Listen).then_some(told_of);
-        Ok(Self { client, server, is_pooled: through, told, schema: place.schema.clone(), texts, prepared, begin })
+        let texts_to_prepare = if path == Path::Pooler { &[] } else { texts };
+        let prepare = texts_to_prepare.iter().map(|text| {
+            let (client, sql) = (&client, place.text(text.text));
+            async move { client.prepare_typed(&sql, text.types).await }
+        });
+        let prepared = futures_util::future::try_join_all(prepare).await.map_err(|error| {
+            note(learned, &error);
+            told(&error)
+        })?;
+        Ok(Self {
+            client,
+            server,
+            is_pooled: path == Path::Pooler,
+            told: told_of,
+            learned: learned.clone(),
+            schema: place.schema.clone(),
+            texts,
+            prepared,
+            begin,
+        })
+    }
+
+    /// True when it has ended, or should: another server has taken the place of this one's.
+    pub(super) fn is_over(&self) -> bool {
+        self.client.is_closed() || self.is_overtaken()
+    }
+
+    pub(super) fn is_overtaken(&self) -> bool {
+        self.learned.overtaken_by(&self.server).is_some()
     }
 
     /// Opens a transaction.
@@ -276,8 +249,26 @@ impl Session {
     }
 }
 
+/// What a connection, or each of its transactions, is set to.
+fn settings(reached: &Reached, texts: &[Text], purpose: Purpose) -> Vec<(&'static str, &'static str)> {
+    let mut settings = SETTINGS.to_vec();
+    if purpose != Purpose::Write {
+        settings.push(LOOK_TIMEOUT);
+    } else if !texts.is_empty() {
+        settings.extend(BATCH_TIMEOUTS);
+    }
+    if reached.is_hasty {
+        // An answer means that it is on the disk, whatever the database is set to.
+        settings.push(("synchronous_commit", "on"));
+    }
+    if reached.version < 140_000 {
+        settings.retain(|(name, _)| *name != "client_connection_check_interval");
+    }
+    settings
+}
+
 /// Remembers an error that shows a pooler where none was thought to be.
-pub(super) fn note(pooled: &Pooled, error: &Error) {
+pub(super) fn note(learned: &Learned, error: &Error) {
     if error
         .code()
         .is_some_and(|code| [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT].contains(code))
@@ -285,7 +276,7 @@ pub(super) fn note(pooled: &Pooled, error: &Error) {
         tracing::warn!(
             "the database is behind a pooler that lends connections by the transaction; statements are not prepared any more"
         );
-        pooled.0.store(true, Ordering::Relaxed);
+        learned.met_pooler();
     }
 }
 
@@ -295,60 +286,4 @@ pub(crate) fn told(error: &Error) -> String {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     }
-}
-
-/// Carries a connection until it ends.
-async fn drive<S>(
-    mut connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>,
-    tell: Option<UnboundedSender<AsyncMessage>>,
-) where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-{
-    loop {
-        match std::future::poll_fn(|context| connection.poll_message(context)).await {
-            Some(Ok(AsyncMessage::Notice(notice))) => {
-                tracing::debug!(notice = notice.message(), "the server says");
-            }
-            Some(Ok(message)) => {
-                if let Some(tell) = &tell {
-                    // Whoever listened may be gone.
-                    let _ = tell.send(message);
-                }
-            }
-            // Whoever waits for an answer hears of it there.
-            Some(Err(_)) | None => return,
-        }
-    }
-}
-
-/// A peer that is silently gone is noticed.
-fn tend(stream: &TcpStream, keepalive: &Keepalive) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    if keepalive.asks {
-        let mut asks = TcpKeepalive::new();
-        asks = keepalive.idle.map_or(asks.clone(), |idle| asks.with_time(idle));
-        asks = keepalive.interval.map_or(asks.clone(), |interval| asks.with_interval(interval));
-        asks = keepalive.count.map_or(asks.clone(), |count| asks.with_retries(count));
-        socket.set_tcp_keepalive(&asks)?;
-    }
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(keepalive.unanswered)?;
-    Ok(())
-}
-
-async fn server(client: &Client) -> Result<Server, Error> {
-    let system = match client.query_typed("select system_identifier::text from pg_control_system()", &[]).await {
-        Ok(rows) => rows.first().map(|row| row.get::<_, String>(0)).unwrap_or_default(),
-        Err(error) if error.as_db_error().is_some() => String::new(),
-        Err(error) => return Err(error),
-    };
-    let walk = "select ('x' || lpad(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 16, '0'))::bit(64)::bigint";
-    let timeline = match client.query_typed(walk, &[]).await {
-        Ok(rows) => rows.first().map(|row| row.get::<_, i64>(0)).unwrap_or_default(),
-        // Databases that only speak PostgreSQL's language may have no log of its kind.
-        Err(error) if error.as_db_error().is_some() => 0,
-        Err(error) => return Err(error),
-    };
-    Ok(Server { system, timeline })
 }

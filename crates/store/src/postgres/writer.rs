@@ -152,7 +152,7 @@ impl PostgresWriter {
     fn connect(&mut self) -> Result<(), StoreError> {
         let (session, epoch, namespaces) = self.runtime().block_on(async {
             let shared = &self.shared;
-            let session = Session::connect(&shared.place, &shared.pooled, &WRITER, Purpose::Write).await?;
+            let session = Session::connect(&shared.place, &shared.learned, &WRITER, Purpose::Write).await?;
             let epoch = board::come_again(&session, &shared.place).await?;
             let namespaces = session.run(W::Namespaces as usize, &[]).await.map_err(postgres("read the namespaces"))?;
             Ok::<_, StoreError>((session, epoch, namespaces))
@@ -189,7 +189,7 @@ impl PostgresWriter {
 
     /// Sends statements in one piece, opening the transaction first where none is open, and waits for what comes back.
     fn exchange(&self, sent: &Sent<'_>, begin: bool, commit: bool) -> Result<Vec<Vec<Row>>, Failed> {
-        let session = self.session.as_ref().ok_or(Failed::None)?;
+        let session = self.session.as_ref().filter(|session| !session.is_overtaken()).ok_or(Failed::None)?;
         let work = async {
             let begun = async { if begin { session.begin().await } else { Ok(()) } };
             let statements =
@@ -223,7 +223,7 @@ impl PostgresWriter {
             Failed::None => StoreError::Recovering,
             Failed::Silent => self.lose("no answer for 30 s"),
             Failed::Before(error) | Failed::AtCommit(error) => {
-                note(&self.shared.pooled, &error);
+                note(&self.shared.learned, &error);
                 match kind(&error) {
                     Kind::Gone => self.lose(&told(&error)),
                     Kind::Raced => {
@@ -823,7 +823,7 @@ impl Writer for PostgresWriter {
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // A connection that was kept, after an outcome that was unknown for a reason of its own, may be in the middle of
         // anything.
-        if self.lost.is_some() || self.open.is_some() || self.session.as_ref().is_none_or(|s| s.client.is_closed()) {
+        if self.lost.is_some() || self.open.is_some() || self.session.as_ref().is_none_or(Session::is_over) {
             self.session = None;
         }
         if self.session.is_none() {
