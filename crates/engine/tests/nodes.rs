@@ -332,6 +332,37 @@ async fn it_works_behind_a_pooler_in_transaction_mode() {
     }
 }
 
+/// Over sockets no ports can be compared: what was set for all time stayed on connections that the pooler lent to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_on_the_connections_of_a_pooler_behind_a_socket() {
+    let cluster = Cluster::start(&[]);
+    let bouncer = Bouncer::start_by_socket(&cluster);
+    let nodes = [node(&bouncer.socket_url(""), 8), node(&bouncer.socket_url(""), 8)];
+    for n in 0..100 {
+        let start = || nodes[0].start("count", &3).id(format!("w-{n}"));
+        // A committer finds out by a statement that it has prepared on another connection.
+        while let Err(error) = within(start()).await {
+            assert!(matches!(error, Error::Store(_)), "{error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    for n in 0..100 {
+        let handle = nodes[1].handle(&format!("w-{n}"));
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    // As many at once as the pooler has connections.
+    let (url, settings) = (bouncer.url(""), "show enable_seqscan; select pg_sleep(0.3)");
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..5).map(|_| scope.spawn(|| steadfast_pgtest::psql(&url, settings).unwrap())).collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap().trim(), "on");
+        }
+    });
+    for node in nodes {
+        node.shutdown(STUCK).await;
+    }
+}
+
 /// A node that is gone without a word costs its workflows a node's lease, and not their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_gone_is_looked_after_by_another() {

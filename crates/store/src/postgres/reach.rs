@@ -330,7 +330,7 @@ async fn server(client: &Client) -> Result<Server, Error> {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_pgtest::Cluster;
+    use steadfast_pgtest::{Bouncer, Cluster};
 
     use super::*;
 
@@ -369,5 +369,22 @@ mod tests {
         assert_eq!(asked(&two).await, (vec!["primary".to_owned()], vec![]));
         assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
         standby.resume();
+    }
+
+    #[tokio::test]
+    async fn a_pooler_is_told_from_the_server() {
+        let cluster = Cluster::start(&[]);
+        let (bouncer, by_socket) = (Bouncer::start(cluster.port()), Bouncer::start_by_socket(&cluster));
+        let path = async |url: &str| {
+            let place = Place::parse(url).expect("it is well formed");
+            let (reached, tried) = servers(&place, &Learned::default(), Purpose::Look).await;
+            reached.first().unwrap_or_else(|| panic!("{tried:?}")).path
+        };
+        assert_eq!(path(&cluster.url("")).await, Path::Direct);
+        assert_eq!(path(&cluster.socket_url("")).await, Path::Direct);
+        assert_eq!(path(&bouncer.url("")).await, Path::Pooler);
+        assert_eq!(path(&bouncer.socket_url("")).await, Path::Pooler);
+        assert_eq!(path(&by_socket.url("")).await, Path::Pooler);
+        assert_eq!(path(&by_socket.socket_url("")).await, Path::Unknown, "nobody can tell");
     }
 }

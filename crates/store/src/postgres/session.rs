@@ -156,6 +156,20 @@ impl Session {
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, StoreError> {
+        let was_pooled = learned.is_pooled();
+        match Self::try_connect(place, learned, texts, purpose).await {
+            // This very try has met a pooler: the next goes without what it stumbled over.
+            Err(_) if !was_pooled && learned.is_pooled() => Self::try_connect(place, learned, texts, purpose).await,
+            connected => connected,
+        }
+    }
+
+    async fn try_connect(
+        place: &Place,
+        learned: &Arc<Learned>,
+        texts: &'static [Text],
+        purpose: Purpose,
+    ) -> Result<Self, StoreError> {
         let (servers, mut tried) = reach::servers(place, learned, purpose).await;
         for reached in servers {
             let name = reached.name.clone();
@@ -195,7 +209,7 @@ impl Session {
         let set =
             |word: &str| settings.iter().map(|(name, value)| format!("{word} {name} = '{value}';")).collect::<String>();
         let Reached { client, server, told: told_of, .. } = reached;
-        let begin = if path != Path::Pooler {
+        let begin = if path == Path::Direct {
             client.batch_execute(&set("set")).await.map_err(|error| told(&error))?;
             "begin".to_owned()
         } else {

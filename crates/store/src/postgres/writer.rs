@@ -154,7 +154,9 @@ impl PostgresWriter {
             let shared = &self.shared;
             let session = Session::connect(&shared.place, &shared.learned, &WRITER, Purpose::Write).await?;
             let epoch = board::come_again(&session, &shared.place).await?;
-            let namespaces = session.run(W::Namespaces as usize, &[]).await.map_err(postgres("read the namespaces"))?;
+            // As a text: a pooler that nobody has noticed may not know what was prepared.
+            let text = shared.place.text(WRITER[W::Namespaces as usize].text);
+            let namespaces = session.client.query_typed(&text, &[]).await.map_err(postgres("read the namespaces"))?;
             Ok::<_, StoreError>((session, epoch, namespaces))
         })?;
         self.take_namespaces(&namespaces);
