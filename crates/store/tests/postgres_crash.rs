@@ -73,13 +73,28 @@ fn a_transaction_lost_in_a_crash_is_not_taken_for_another_with_its_number() {
 /// A backend that waits for its standby and is told to end has committed here, and nowhere else.
 #[test]
 fn a_commit_that_no_standby_has_is_not_told_as_committed() {
-    let primary = Cluster::start(&[]);
+    a_commit_waits_for_its_standby(|_| {}, |_| {});
+}
+
+/// The commit that the first one is to be waited for with changed the node's own row, and so nothing when that was gone.
+#[test]
+fn a_commit_that_no_standby_has_is_not_told_as_committed_to_a_node_that_was_buried() {
+    let bury = |primary: &Cluster| drop(primary.sql("delete from steadfast.nodes"));
+    // The backend waits no more, and its commit is there.
+    a_commit_waits_for_its_standby(bury, |primary| assert!(primary.terminate_backends() > 0));
+}
+
+fn a_commit_waits_for_its_standby(before: impl Fn(&Cluster), after: impl Fn(&Cluster)) {
+    let primary = Cluster::start(&[("log_connections", "on")]);
     let standby = primary.standby(true);
     let proxy = Proxy::start(primary.port());
     let store = open(&proxy.url(""));
     let mut writer = store.writer().expect("a writer");
+    before(&primary);
     let snapshot = decided(writer.as_mut(), &start("w1"));
     standby.pause();
+    let connections = || primary.log().matches("connection authorized: user=steadfast").count();
+    let had = connections();
     std::thread::scope(|scope| {
         let proxy = &proxy;
         scope.spawn(move || {
@@ -88,12 +103,15 @@ fn a_commit_that_no_standby_has_is_not_told_as_committed() {
         });
         assert!(matches!(writer.save(&snapshot), Saved::Unknown(_)), "its answer is lost");
     });
+    after(&primary);
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(3) {
         let fate = writer.recover();
         assert!(!matches!(fate, Ok(Fate::Committed)), "the standby does not have it");
         std::thread::sleep(Duration::from_millis(20));
     }
+    let (made, most) = (connections() - had, 10);
+    assert!(made < most, "a question that is asked again needs no new connection: {made}");
     standby.resume();
     let fate = loop {
         assert!(begin.elapsed() < Duration::from_secs(60), "it recovers with the standby");

@@ -59,6 +59,8 @@ pub(super) struct PostgresWriter {
     open: Option<Open>,
     /// A commit whose answer was lost.
     lost: Option<Lost>,
+    /// The connection was made to ask what became of it.
+    asks: bool,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
 }
@@ -137,6 +139,7 @@ impl PostgresWriter {
             known: HashMap::new(),
             open: None,
             lost: None,
+            asks: false,
             corrupt: BTreeSet::new(),
         };
         // On a thread of its own: the caller may stand in a runtime, where blocking is forbidden.
@@ -682,17 +685,17 @@ impl PostgresWriter {
                     &args,
                 )
                 .await?;
-            let (status, traced) =
+            let (mut status, traced) =
                 rows.first().map_or((None, false), |row| (row.get::<_, Option<String>>(0), row.get(2)));
             if status.as_deref() == Some("committed") && traced {
-                // What it has waited for, a later commit waits for too.
-                session
-                    .client
-                    .query_typed(
-                        &self.shared.place.text("update {schema}.nodes set label = label where boot = $1"),
-                        &[(&signed(self.shared.identity.boot), Type::INT8)],
-                    )
-                    .await?;
+                // What it has waited for, a later commit waits for too, if it has written anything.
+                session.begin().await?;
+                let text = self.shared.place.text("update {schema}.store set version = version returning 1");
+                let written = session.client.query_typed(&text, &[]).await?.len();
+                session.client.batch_execute("commit").await?;
+                if written != 1 {
+                    status = None;
+                }
             }
             Ok::<_, Error>((status, traced))
         };
@@ -701,6 +704,7 @@ impl PostgresWriter {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) if kind(&error) == Kind::Refused => {
                 tracing::warn!(why = told(&error), "the fate of a transaction cannot be asked for here");
+                self.abandon();
                 return Ok(Fate::Unknown);
             }
             Ok(Err(error)) => return Err(self.lose(&told(&error))),
@@ -824,15 +828,18 @@ impl Writer for PostgresWriter {
 
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // A connection that was kept, after an outcome that was unknown for a reason of its own, may be in the middle of
-        // anything.
-        if self.lost.is_some() || self.open.is_some() || self.session.as_ref().is_none_or(Session::is_over) {
+        // anything; one that was made for the same question is not.
+        let is_old = self.lost.is_some() && !self.asks;
+        if is_old || self.open.is_some() || self.session.as_ref().is_none_or(Session::is_over) {
             self.session = None;
         }
         if self.session.is_none() {
             self.connect()?;
         }
         let Some(lost) = self.lost.clone() else { return Ok(Fate::Unknown) };
+        self.asks = true;
         let fate = self.fate(&lost)?;
+        self.asks = false;
         self.lost = None;
         tracing::info!(?fate, "what became of the last commit");
         Ok(fate)
