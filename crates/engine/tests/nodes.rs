@@ -245,6 +245,77 @@ async fn a_failover_raises_the_epoch_and_loses_nothing() {
     engine.shutdown(Duration::ZERO).await;
 }
 
+/// A standby is promoted while the primary before it lives on and stands first in the URL: nodes went on connecting to
+/// that one, each as it came.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_lives_on_beside_its_successor_is_left() {
+    let primary = Cluster::start(&[]);
+    let standby = primary.standby(false);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", primary.port(), standby.port());
+    let url = format!("postgres://steadfast@{hosts}/postgres?connect_timeout=2");
+    let engine = node(&url, 4);
+    within(engine.start("count", &2).id("before")).await.unwrap();
+    within(engine.handle("before").end()).await.unwrap();
+    let follows = "select count(*) from pg_stat_replication where replay_lsn >= pg_current_wal_lsn()";
+    while primary.sql(follows) != "1" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let epoch: u64 = primary.sql("select epoch from steadfast.store").parse().unwrap();
+    standby.promote();
+    let promoted = Instant::now();
+    for n in 0.. {
+        let id = format!("early-{n}");
+        let started = within(engine.start("count", &2).id(&id)).await;
+        let there = standby.sql(&format!("select count(*) from steadfast.admissions where id = '{id}'"));
+        if started.is_ok() && there == "1" {
+            break;
+        }
+        assert!(promoted.elapsed() < Duration::from_secs(10), "it writes to the one before");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // What was under way elsewhere meanwhile.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let written = || {
+        primary.sql(
+            "select (select count(*) from steadfast.events), (select boot from steadfast.store),
+                 (select max(expires_at) from steadfast.nodes)",
+        )
+    };
+    let before = written();
+    // The connections are made anew, by a node that was there and one that comes.
+    standby.terminate_backends();
+    let late = node(&url, 4);
+    for n in 0..40 {
+        let (id, node) = (format!("w-{n}"), [&engine, &late][n % 2]);
+        let handle = loop {
+            match within(node.start("count", &2).id(&id)).await {
+                Ok(handle) => break handle,
+                Err(Error::Store(_) | Error::OutcomeUnknown { .. }) => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
+    }
+    // Gone, it leaves none that could be used.
+    standby.stop(Mode::Immediate);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    within(engine.start("count", &2).id("nowhere")).await.map(drop).expect_err("the one before takes writes again");
+    assert_eq!(written(), before);
+    standby.start_again();
+    while within(engine.start("count", &2).id("after")).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(standby.sql("select epoch from steadfast.store"), (epoch + 1).to_string());
+    let verified = engine.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!(verified.fault_count, 0, "{:?}", verified.faults);
+    assert_eq!(written(), before);
+    for node in [engine, late] {
+        node.shutdown(STUCK).await;
+    }
+}
+
 /// Behind a pooler that lends connections by the transaction nothing may be left on a connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_behind_a_pooler_in_transaction_mode() {
@@ -265,6 +336,37 @@ async fn it_works_behind_a_pooler_in_transaction_mode() {
     }
     let verified = nodes[0].look(|reader| reader.verify(&mut |_| {})).await.unwrap();
     assert_eq!((verified.workflows, verified.fault_count), (200, 0), "{:?}", verified.faults);
+    for node in nodes {
+        node.shutdown(STUCK).await;
+    }
+}
+
+/// Over sockets no ports can be compared: what was set for all time stayed on connections that the pooler lent to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_on_the_connections_of_a_pooler_behind_a_socket() {
+    let cluster = Cluster::start(&[]);
+    let bouncer = Bouncer::start_by_socket(&cluster);
+    let nodes = [node(&bouncer.socket_url(""), 8), node(&bouncer.socket_url(""), 8)];
+    for n in 0..100 {
+        let start = || nodes[0].start("count", &3).id(format!("w-{n}"));
+        // A committer finds out by a statement that it has prepared on another connection.
+        while let Err(error) = within(start()).await {
+            assert!(matches!(error, Error::Store(_)), "{error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    for n in 0..100 {
+        let handle = nodes[1].handle(&format!("w-{n}"));
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    // As many at once as the pooler has connections.
+    let (url, settings) = (bouncer.url(""), "show enable_seqscan; select pg_sleep(0.3)");
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..5).map(|_| scope.spawn(|| steadfast_pgtest::psql(&url, settings).unwrap())).collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap().trim(), "on");
+        }
+    });
     for node in nodes {
         node.shutdown(STUCK).await;
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::program::{as_server, cannot_start, free_port, give_to_server, wait};
-use crate::{ROLE, keeper, url};
+use crate::{Cluster, ROLE, keeper, socket_url, url};
 
 /// How often another port is tried when somebody was faster.
 const PORTS_TRIED: usize = 5;
@@ -22,13 +22,22 @@ const PORTS_TRIED: usize = 5;
 pub struct Bouncer {
     child: Child,
     port: u16,
-    _folder: TempDir,
+    folder: TempDir,
     _user: File,
 }
 
 impl Bouncer {
     /// Starts one before the PostgreSQL on this port of 127.0.0.1.
     pub fn start(port_of_postgres: u16) -> Self {
+        Self::before("127.0.0.1", port_of_postgres)
+    }
+
+    /// Starts one that speaks with this cluster through its socket, so that no ports can be compared.
+    pub fn start_by_socket(cluster: &Cluster) -> Self {
+        Self::before(&cluster.folder().display().to_string(), cluster.port())
+    }
+
+    fn before(host: &str, port_of_postgres: u16) -> Self {
         let folder = tempfile::Builder::new().prefix("steadfast-bouncer-").tempdir().expect("a folder for tests");
         give_to_server(folder.path());
         let file = |name: &str| folder.path().join(name);
@@ -40,7 +49,7 @@ impl Bouncer {
         give_to_server(&file("users"));
         for _ in 0..PORTS_TRIED {
             let port = free_port();
-            fs::write(file("ini"), ini(folder.path(), port, port_of_postgres)).expect("settings can be written");
+            fs::write(file("ini"), ini(folder.path(), port, host, port_of_postgres)).expect("settings can be written");
             give_to_server(&file("ini"));
             let mut command = as_server(&program());
             // Not in the group of the test, so that a signal to the group leaves its end to the keeper.
@@ -56,7 +65,7 @@ impl Bouncer {
                 ended.is_some() || log.contains("process up")
             });
             match ended {
-                None if settled => return Self { child, port, _folder: folder, _user: user },
+                None if settled => return Self { child, port, folder, _user: user },
                 None => drop((child.kill(), child.wait())),
                 Some(_) if log.contains("Address already in use") => continue,
                 Some(_) => {}
@@ -75,6 +84,11 @@ impl Bouncer {
     pub fn url(&self, params: &str) -> String {
         url(self.port, params)
     }
+
+    /// The same through its socket.
+    pub fn socket_url(&self, params: &str) -> String {
+        socket_url(self.folder.path(), self.port, params)
+    }
 }
 
 /// Debian puts it where only the administrator's PATH leads.
@@ -85,15 +99,15 @@ fn program() -> PathBuf {
 
 /// Few connections to the server, so that clients do share them. A server that came back is noticed in a second, and
 /// whoever waits for one that does not come back is told in ten.
-fn ini(folder: &Path, port: u16, port_of_postgres: u16) -> String {
+fn ini(folder: &Path, port: u16, host: &str, port_of_postgres: u16) -> String {
     let folder = folder.display();
     format!(
         "[databases]
-         * = host=127.0.0.1 port={port_of_postgres}
+         * = host={host} port={port_of_postgres}
          [pgbouncer]
          listen_addr = 127.0.0.1
          listen_port = {port}
-         unix_socket_dir =
+         unix_socket_dir = {folder}
          logfile = {folder}/log
          auth_type = trust
          auth_file = {folder}/users

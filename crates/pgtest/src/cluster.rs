@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::program::wait;
 use crate::server::Server;
-use crate::{keeper, url};
+use crate::{keeper, socket_url, url};
 
 /// How a server is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,11 @@ impl Cluster {
     /// The URL of its database; `params` is what stands after the question mark, as in `schema=one`.
     pub fn url(&self, params: &str) -> String {
         url(self.port, params)
+    }
+
+    /// The same through its socket.
+    pub fn socket_url(&self, params: &str) -> String {
+        socket_url(self.folder(), self.port, params)
     }
 
     /// Where its files are.

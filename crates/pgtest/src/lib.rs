@@ -46,3 +46,10 @@ pub(crate) fn url(port: u16, params: &str) -> String {
     let mark = if params.is_empty() { "" } else { "?" };
     format!("postgres://{ROLE}@127.0.0.1:{port}/postgres{mark}{params}")
 }
+
+/// The same behind the socket in a folder.
+pub(crate) fn socket_url(folder: &std::path::Path, port: u16, params: &str) -> String {
+    let and = if params.is_empty() { "" } else { "&" };
+    let folder = folder.display().to_string().replace('/', "%2F");
+    format!("postgres://{ROLE}@{folder}:{port}/postgres?{and}{params}")
+}

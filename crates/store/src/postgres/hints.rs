@@ -13,8 +13,9 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_postgres::AsyncMessage;
 
+use super::learned::Learned;
 use super::place::Place;
-use super::session::{Pooled, Purpose, Session, postgres};
+use super::session::{Purpose, Session, postgres};
 use crate::contract::StoreError;
 
 /// Hints that come within this time are one.
@@ -61,9 +62,9 @@ impl Hints {
 }
 
 /// Tells and hears until the runtime ends. `boot` tells this node's own hints from the others'.
-pub(super) async fn run(place: Place, pooled: Arc<Pooled>, hints: Arc<Hints>, boot: i64) {
+pub(super) async fn run(place: Place, learned: Arc<Learned>, hints: Arc<Hints>, boot: i64) {
     loop {
-        match carry(&place, &pooled, &hints, boot).await {
+        match carry(&place, &learned, &hints, boot).await {
             Ok(()) => {
                 tracing::info!("behind a pooler nobody can listen: nodes look for each other's work once a second");
                 return;
@@ -77,11 +78,12 @@ pub(super) async fn run(place: Place, pooled: Arc<Pooled>, hints: Arc<Hints>, bo
 }
 
 /// Carries hints on one connection. Ends well only where there can be none.
-async fn carry(place: &Place, pooled: &Arc<Pooled>, hints: &Hints, boot: i64) -> Result<(), StoreError> {
-    let mut session = Session::connect(place, pooled, &[], Purpose::Listen).await?;
+async fn carry(place: &Place, learned: &Arc<Learned>, hints: &Hints, boot: i64) -> Result<(), StoreError> {
+    let mut session = Session::connect(place, learned, &[], Purpose::Listen).await?;
     let Some(mut told) = session.told.take().filter(|_| !session.is_pooled) else { return Ok(()) };
     let channel = format!("{}_hints", place.schema);
     let say = async |text: &str| match timeout(ALIVE, session.client.batch_execute(text)).await {
+        _ if session.is_over() => Err(StoreError::Recovering),
         Ok(said) => said.map_err(postgres("listen for hints")),
         Err(_) => Err(StoreError::NoServer { tried: format!("no answer within {} s", ALIVE.as_secs()) }),
     };

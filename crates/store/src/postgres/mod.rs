@@ -5,15 +5,17 @@
 //! last line of defence, and the fence of every claim. None of them is a leader.
 //!
 //! A commit that was answered is durable, as the database promises it. What is done when the answer is lost is in
-//! `writer`; which server is used, and what a failover does, in `session` and `board`.
+//! `writer`; which server is used, and what a failover does, in `reach`, `learned` and `board`.
 
 mod board;
 mod clock;
 mod copy;
 mod hints;
+mod learned;
 pub mod limit;
 mod migrate;
 mod place;
+mod reach;
 mod reader;
 mod remembered;
 mod rows;
@@ -38,9 +40,10 @@ pub use self::shell::Shell;
 use self::board::Berth;
 use self::clock::ServerClock;
 use self::hints::Hints;
+use self::learned::Learned;
 use self::reader::Background;
 use self::remembered::Remembered;
-use self::session::{Pooled, Purpose, Session, postgres};
+use self::session::{Purpose, Session, postgres};
 use self::writer::PostgresWriter;
 use crate::clock::Clock;
 use crate::contract::{Identity, Reader, Store, StoreError, Writer};
@@ -73,7 +76,7 @@ struct Shared {
     clock: Arc<dyn Clock>,
     /// The same clock when it is the server's, for readings.
     server_clock: Option<Arc<ServerClock>>,
-    pooled: Arc<Pooled>,
+    learned: Arc<Learned>,
     reader: Arc<PostgresReader>,
     writers: AtomicUsize,
     remembered: Remembered,
@@ -149,11 +152,11 @@ impl PostgresStore {
             source,
         })?;
         let background = Arc::new(Background::start(&place)?);
-        let pooled = Arc::new(Pooled::default());
+        let learned = Arc::new(Learned::default());
         let (identity, berth, alone, now) = background.wait({
-            let (place, pooled) = (place.clone(), pooled.clone());
+            let (place, learned) = (place.clone(), learned.clone());
             async move {
-                let session = Session::connect(&place, &pooled, &[], Purpose::Write).await?;
+                let session = Session::connect(&place, &learned, &[], Purpose::Write).await?;
                 let now = server_time(&session).await?;
                 migrate::migrate(&session, &place, secret, now).await?;
                 let (identity, berth) = board::board(&session, &place).await?;
@@ -164,17 +167,18 @@ impl PostgresStore {
         let server_clock = clock.is_none().then(|| Arc::new(ServerClock::new(now)));
         let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
         let lease = Arc::new(Mutex::new(Lease::new(berth, alone, Instant::now())));
-        background.handle().spawn(keep_lease(place.clone(), pooled.clone(), lease.clone(), server_clock.clone()));
+        background.handle().spawn(keep_lease(place.clone(), learned.clone(), lease.clone(), server_clock.clone()));
+        background.handle().spawn(reach::watch(place.clone(), learned.clone()));
         let hints = Arc::new(Hints::default());
-        background.handle().spawn(hints::run(place.clone(), pooled.clone(), hints.clone(), berth.boot));
-        let reader = Arc::new(PostgresReader::new(place.clone(), pooled.clone(), background.clone()));
+        background.handle().spawn(hints::run(place.clone(), learned.clone(), hints.clone(), berth.boot));
+        let reader = Arc::new(PostgresReader::new(place.clone(), learned.clone(), background.clone()));
         Ok(Self {
             shared: Arc::new(Shared {
                 place,
                 identity,
                 clock: clock.expect("one of the two is there"),
                 server_clock,
-                pooled,
+                learned,
                 reader,
                 writers: AtomicUsize::new(0),
                 remembered: Remembered::default(),
@@ -344,7 +348,7 @@ fn judges_others(lease: &Mutex<Lease>) -> bool {
 }
 
 /// Renews the node's lease until the store is dropped.
-async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>, clock: Option<Arc<ServerClock>>) {
+async fn keep_lease(place: Place, learned: Arc<Learned>, lease: Arc<Mutex<Lease>>, clock: Option<Arc<ServerClock>>) {
     let mut session: Option<Session> = None;
     let mut pause = RENEWAL;
     let mut seldom = Seldom::new();
@@ -358,9 +362,9 @@ async fn keep_lease(place: Place, pooled: Arc<Pooled>, lease: Arc<Mutex<Lease>>,
             lease.berth
         };
         let renewed = async {
-            let open = match session.take().filter(|session| !session.client.is_closed()) {
+            let open = match session.take().filter(|session| !session.is_over()) {
                 Some(open) => open,
-                None => Session::connect(&place, &pooled, &[], Purpose::Look).await?,
+                None => Session::connect(&place, &learned, &[], Purpose::Look).await?,
             };
             let berth = board::renew(&open, &place, berth).await?;
             let alone = board::is_alone(&open, &place, berth).await?;
@@ -497,11 +501,11 @@ impl Drop for Shared {
             lease.left = true;
             lease.berth
         };
-        let (place, pooled) = (self.place.clone(), self.pooled.clone());
+        let (place, learned) = (self.place.clone(), self.learned.clone());
         // Best effort: what is not given back runs out.
         let left = self.background.wait(async move {
             let leaving = async {
-                let session = Session::connect(&place, &pooled, &[], Purpose::Look).await?;
+                let session = Session::connect(&place, &learned, &[], Purpose::Look).await?;
                 board::leave(&session, &place, berth).await
             };
             tokio::time::timeout(LEAVING, leaving).await.unwrap_or(Err(StoreError::Recovering))

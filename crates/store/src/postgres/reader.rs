@@ -23,9 +23,10 @@ use tokio::sync::Semaphore;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, RowStream};
 
+use super::learned::Learned;
 use super::place::Place;
 use super::rows;
-use super::session::{Kind, Pooled, Purpose, Session, Text, kind, note, postgres};
+use super::session::{Kind, Purpose, Session, Text, kind, note, postgres};
 use super::statements::head;
 use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, Variable, Verified};
 
@@ -292,7 +293,7 @@ pub struct PostgresReader {
 
 struct Pool {
     place: Place,
-    pooled: Arc<Pooled>,
+    learned: Arc<Learned>,
     room: Semaphore,
     idle: Mutex<Vec<Session>>,
 }
@@ -308,15 +309,15 @@ impl Pool {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             match idle {
-                Some(session) if session.client.is_closed() => {}
+                Some(session) if session.is_over() => {}
                 Some(session) => return Ok(session),
-                None => return Session::connect(&self.place, &self.pooled, &LOOKS, Purpose::Look).await,
+                None => return Session::connect(&self.place, &self.learned, &LOOKS, Purpose::Look).await,
             }
         }
     }
 
     fn give_back(&self, session: Session) {
-        if !session.client.is_closed() {
+        if !session.is_over() {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
         }
     }
@@ -325,9 +326,9 @@ impl Pool {
 type Look<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 impl PostgresReader {
-    pub(super) fn new(place: Place, pooled: Arc<Pooled>, background: Arc<Background>) -> Self {
+    pub(super) fn new(place: Place, learned: Arc<Learned>, background: Arc<Background>) -> Self {
         let room = Semaphore::new(place.looks);
-        Self { background, pool: Arc::new(Pool { place, pooled, room, idle: Mutex::default() }) }
+        Self { background, pool: Arc::new(Pool { place, learned, room, idle: Mutex::default() }) }
     }
 
     /// Opens an existing store for reading only, beside its nodes.
@@ -337,12 +338,12 @@ impl PostgresReader {
     pub fn open(url: &str) -> Result<Self, StoreError> {
         let place = Place::parse(url)?;
         let background = Arc::new(Background::start(&place)?);
-        let pooled = Arc::new(Pooled::default());
+        let learned = Arc::new(Learned::default());
         background.wait({
-            let (place, pooled) = (place.clone(), pooled.clone());
+            let (place, learned) = (place.clone(), learned.clone());
             async move {
                 // Without the statements of looks, which name tables that may not be there.
-                let session = Session::connect(&place, &pooled, &[], Purpose::Look).await?;
+                let session = Session::connect(&place, &learned, &[], Purpose::Look).await?;
                 let has = super::migrate::version(&session, &place).await?;
                 if has < super::migrate::known() {
                     let problem = if has == 0 {
@@ -355,7 +356,7 @@ impl PostgresReader {
                 Ok(())
             }
         })?;
-        Ok(Self::new(place, pooled, background))
+        Ok(Self::new(place, learned, background))
     }
 
     /// Runs a look, once more when its connection was gone.
@@ -376,7 +377,7 @@ impl PostgresReader {
                 };
                 match &answer {
                     Err(StoreError::Postgres { error, .. }) if kind(error) == Kind::Gone => {
-                        note(&pool.pooled, error);
+                        note(&pool.learned, error);
                         // Whatever else lies there has most likely met the same.
                         pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
                         if std::mem::take(&mut again) {
@@ -545,7 +546,7 @@ impl Reader for PostgresReader {
         let (tell, told) = std::sync::mpsc::channel();
         let (pool, handle) = (self.pool.clone(), self.background.handle().clone());
         let work = handle.spawn(async move {
-            let session = Session::connect(&pool.place, &pool.pooled, &LOOKS, Purpose::Look).await?;
+            let session = Session::connect(&pool.place, &pool.learned, &LOOKS, Purpose::Look).await?;
             verify(&session, &pool.place, &tell).await
         });
         // Ends when the other end is gone.

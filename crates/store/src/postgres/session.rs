@@ -1,13 +1,11 @@
 //! Session: one connection to the server that writes, with the statements it knows.
 //!
-//! # Which server
-//! The hosts of the URL are tried in order until one answers that takes writes. A standby, a server that is starting
-//! up or one that was set read-only is passed over, so that a failover needs no word from anybody.
-//!
 //! # Poolers
 //! Behind a pooler that hands a server's connection out by the transaction nothing may be left on that connection: no
 //! setting, no prepared statement. Such a pooler shows by the port that the server sees, which is not ours. Settings
-//! then go with every transaction, and statements with their text.
+//! then go with every transaction, and statements with their text. Where ports cannot be compared, as over a socket in
+//! the file system, there may be one: settings go with every transaction, for they would stay behind unnoticed, while a
+//! prepared statement that is missing is noticed.
 //!
 //! # Plans
 //! A statement is planned once a connection, for any arrays: by index, whatever the statistics say of tables that were
@@ -15,21 +13,19 @@
 //! longer than any of our statements: the compiler is off.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Error, Row, Statement};
 
+use super::learned::Learned;
 use super::place::{Place, Prepared};
+use super::reach::{self, Path, Problem, Reached};
 use crate::contract::StoreError;
 
-/// What a connection is set to; behind a pooler, each transaction.
+/// What a connection is set to; where there is a pooler or may be one, each transaction.
 const SETTINGS: [(&str, &str); 11] = [
     ("jit", "off"),
     ("enable_memoize", "off"),
@@ -67,6 +63,13 @@ pub(super) struct Server {
     pub timeline: i64,
 }
 
+impl Server {
+    /// Whether it says enough of itself to be compared with others by their timelines.
+    pub(super) fn is_comparable(&self) -> bool {
+        !self.system.is_empty() && self.timeline != 0
+    }
+}
+
 /// The server's process behind a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Backend {
@@ -94,22 +97,13 @@ pub(super) struct Session {
     pub is_pooled: bool,
     /// What comes without being asked for, where the connection is made for that.
     pub told: Option<UnboundedReceiver<AsyncMessage>>,
+    learned: Arc<Learned>,
     schema: String,
     texts: &'static [Text],
     /// Empty behind a pooler.
     prepared: Vec<Statement>,
     /// What opens a transaction.
     begin: String,
-}
-
-/// Remembers that this place is behind a pooler after all.
-#[derive(Debug, Default)]
-pub(super) struct Pooled(AtomicBool);
-
-impl Pooled {
-    fn is_found(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// What an error means for whoever met it.
@@ -175,152 +169,113 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     error.is_closed() || source.is_some_and(|error| !ours(error))
 }
 
-/// Why a host cannot be used.
-struct Problem {
-    said: String,
-    may_pass: bool,
-}
-
-impl From<Error> for Problem {
-    fn from(error: Error) -> Self {
-        Self { said: told(&error), may_pass: may_pass(&error) }
-    }
-}
-
-impl From<std::io::Error> for Problem {
-    fn from(error: std::io::Error) -> Self {
-        Self { said: error.to_string(), may_pass: true }
-    }
-}
-
 /// Makes a [`StoreError`] of what happened while `doing`.
 pub(super) fn postgres(doing: &'static str) -> impl Fn(Error) -> StoreError {
     move |error| StoreError::Postgres { doing, error }
 }
 
 impl Session {
-    /// Connects to the first host that takes writes.
+    /// Connects to the first host that takes writes and was not overtaken by another.
     ///
     /// # Errors
     /// [`StoreError::NoServer`] with what each host said, [`StoreError::Denied`] when all of them will say the same again.
     pub(super) async fn connect(
         place: &Place,
-        pooled: &Arc<Pooled>,
+        learned: &Arc<Learned>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, StoreError> {
-        let (mut tried, mut may_pass) = (Vec::new(), false);
-        for (host, port) in place.hosts() {
+        let was_pooled = learned.is_pooled();
+        match Self::try_connect(place, learned, texts, purpose).await {
+            // This very try has met a pooler: the next goes without what it stumbled over.
+            Err(_) if !was_pooled && learned.is_pooled() => Self::try_connect(place, learned, texts, purpose).await,
+            connected => connected,
+        }
+    }
+
+    async fn try_connect(
+        place: &Place,
+        learned: &Arc<Learned>,
+        texts: &'static [Text],
+        purpose: Purpose,
+    ) -> Result<Self, StoreError> {
+        let (servers, mut tried) = reach::servers(place, learned, purpose).await;
+        for reached in servers {
+            let name = reached.name.clone();
+            if let Some(timeline) = learned.overtaken_by(&reached.server) {
+                tried.push(Problem::passing(format!(
+                    "{name}: it takes writes on timeline {}, and its cluster has gone on to {timeline} elsewhere: \
+                     stop it, or restart this process if it is the one to go on with",
+                    reached.server.timeline
+                )));
+                continue;
+            }
             let patience = place.connect_timeout();
-            match timeout(patience, Self::connect_to(place, &host, port, pooled, texts, purpose)).await {
+            match timeout(patience, Self::settle(place, reached, learned, texts, purpose)).await {
                 Ok(Ok(session)) => return Ok(session),
-                Ok(Err(problem)) => {
-                    may_pass |= problem.may_pass;
-                    tried.push(format!("{host}:{port}: {}", problem.said));
-                }
+                Ok(Err(problem)) => tried.push(problem.at(&name)),
                 Err(_) => {
-                    may_pass = true;
-                    tried.push(format!("{host}:{port}: no answer within {} s", patience.as_secs_f64()));
+                    let said = format!("{name}: no answer within {} s", patience.as_secs_f64());
+                    tried.push(Problem::passing(said));
                 }
             }
         }
-        let tried = tried.join("; ");
+        let may_pass = tried.iter().any(|problem| problem.may_pass);
+        let tried = tried.into_iter().map(|problem| problem.said).collect::<Vec<_>>().join("; ");
         Err(if may_pass { StoreError::NoServer { tried } } else { StoreError::Denied { tried } })
     }
 
-    async fn connect_to(
+    /// Sets and prepares what can be.
+    async fn settle(
         place: &Place,
-        host: &str,
-        port: u16,
-        pooled: &Arc<Pooled>,
+        reached: Reached,
+        learned: &Arc<Learned>,
         texts: &'static [Text],
         purpose: Purpose,
     ) -> Result<Self, Problem> {
-        let (tell, told_of) = tokio::sync::mpsc::unbounded_channel();
-        let tell = (purpose == Purpose::Listen).then_some(tell);
-        let (client, own_port) = if host.starts_with('/') {
-            let path = format!("{host}/.s.PGSQL.{port}");
-            let stream = UnixStream::connect(path).await?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await?;
-            tokio::spawn(drive(connection, tell));
-            (client, None)
-        } else {
-            let stream = TcpStream::connect((host, port)).await?;
-            let own_port = stream.local_addr()?.port();
-            tend(&stream)?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await?;
-            tokio::spawn(drive(connection, tell));
-            (client, Some(i32::from(own_port)))
+        let path = match place.prepared {
+            Prepared::On => Path::Direct,
+            Prepared::Off => Path::Pooler,
+            Prepared::Auto if learned.is_pooled() => Path::Pooler,
+            Prepared::Auto => reached.path,
         };
-        let answer = client
-            .query_typed(
-                "select pg_is_in_recovery() or current_setting('transaction_read_only')::boolean,
-                        current_setting('server_version_num')::int, inet_client_port(),
-                        current_setting('synchronous_commit') = 'off', pg_backend_pid(),
-                        (select a.backend_start::text from pg_stat_activity a where a.pid = pg_backend_pid())",
-                &[],
-            )
-            .await?;
-        let for_good = |said: &str| Problem { said: said.to_owned(), may_pass: false };
-        let first = answer.first().ok_or_else(|| for_good("it says nothing of itself"))?;
-        if first.get::<_, bool>(0) {
-            let said = "it takes no writes now (a standby, or set read-only)".to_owned();
-            return Err(Problem { said, may_pass: true });
-        }
-        let version: i32 = first.get(1);
-        if version < 130_000 {
-            return Err(for_good(&format!("its version is {}; 13 or later is needed", version / 10_000)));
-        }
-        let server = server(&client).await?;
-        // The server sees the pooler's port. A network that changes ports on the way costs a little speed.
-        let through = match place.prepared {
-            Prepared::On => false,
-            Prepared::Off => true,
-            Prepared::Auto => {
-                pooled.is_found() || own_port.is_some_and(|own| first.get::<_, Option<i32>>(2) != Some(own))
-            }
-        };
-        let mut settings: Vec<(&str, &str)> = SETTINGS.to_vec();
-        if purpose != Purpose::Write {
-            settings.push(LOOK_TIMEOUT);
-        } else if !texts.is_empty() {
-            settings.extend(BATCH_TIMEOUTS);
-        }
-        if first.get::<_, bool>(3) {
-            // An answer means that it is on the disk, whatever the database is set to.
-            settings.push(("synchronous_commit", "on"));
-        }
-        if version < 140_000 {
-            settings.retain(|(name, _)| *name != "client_connection_check_interval");
-        }
+        let settings = settings(&reached, texts, purpose);
         let set =
             |word: &str| settings.iter().map(|(name, value)| format!("{word} {name} = '{value}';")).collect::<String>();
-        let (begin, prepared) = if through {
-            (format!("begin; {}", set("set local")), Vec::new())
-        } else {
+        let Reached { client, server, backend, told: told_of, .. } = reached;
+        let begin = if path == Path::Direct {
             client.batch_execute(&set("set")).await?;
-            let prepare = texts.iter().map(|text| {
-                let (client, sql) = (&client, place.text(text.text));
-                async move { client.prepare_typed(&sql, text.types).await }
-            });
-            let prepared =
-                futures_util::future::try_join_all(prepare).await.inspect_err(|error| note(pooled, error))?;
-            ("begin".to_owned(), prepared)
+            "begin".to_owned()
+        } else {
+            format!("begin; {}", set("set local"))
         };
-        let since: Option<String> = first.get(5);
-        let backend = since.filter(|_| !through).map(|since| Backend { pid: first.get(4), since });
-        let told = (purpose == Purpose::Listen).then_some(told_of);
+        let texts_to_prepare = if path == Path::Pooler { &[] } else { texts };
+        let prepare = texts_to_prepare.iter().map(|text| {
+            let (client, sql) = (&client, place.text(text.text));
+            async move { client.prepare_typed(&sql, text.types).await }
+        });
+        let prepared = futures_util::future::try_join_all(prepare).await.inspect_err(|error| note(learned, error))?;
         Ok(Self {
             client,
             server,
-            backend,
-            is_pooled: through,
-            told,
+            backend: backend.filter(|_| path != Path::Pooler),
+            is_pooled: path == Path::Pooler,
+            told: told_of,
+            learned: learned.clone(),
             schema: place.schema.clone(),
             texts,
             prepared,
             begin,
         })
+    }
+
+    /// True when it has ended, or should: another server has taken the place of this one's.
+    pub(super) fn is_over(&self) -> bool {
+        self.client.is_closed() || self.is_overtaken()
+    }
+
+    pub(super) fn is_overtaken(&self) -> bool {
+        self.learned.overtaken_by(&self.server).is_some()
     }
 
     /// Opens a transaction.
@@ -340,8 +295,26 @@ impl Session {
     }
 }
 
+/// What a connection, or each of its transactions, is set to.
+fn settings(reached: &Reached, texts: &[Text], purpose: Purpose) -> Vec<(&'static str, &'static str)> {
+    let mut settings = SETTINGS.to_vec();
+    if purpose != Purpose::Write {
+        settings.push(LOOK_TIMEOUT);
+    } else if !texts.is_empty() {
+        settings.extend(BATCH_TIMEOUTS);
+    }
+    if reached.is_hasty {
+        // An answer means that it is on the disk, whatever the database is set to.
+        settings.push(("synchronous_commit", "on"));
+    }
+    if reached.version < 140_000 {
+        settings.retain(|(name, _)| *name != "client_connection_check_interval");
+    }
+    settings
+}
+
 /// Remembers an error that shows a pooler where none was thought to be.
-pub(super) fn note(pooled: &Pooled, error: &Error) {
+pub(super) fn note(learned: &Learned, error: &Error) {
     if error
         .code()
         .is_some_and(|code| [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT].contains(code))
@@ -349,7 +322,7 @@ pub(super) fn note(pooled: &Pooled, error: &Error) {
         tracing::warn!(
             "the database is behind a pooler that lends connections by the transaction; statements are not prepared any more"
         );
-        pooled.0.store(true, Ordering::Relaxed);
+        learned.met_pooler();
     }
 }
 
@@ -359,56 +332,4 @@ pub(crate) fn told(error: &Error) -> String {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     }
-}
-
-/// Carries a connection until it ends.
-async fn drive<S>(
-    mut connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>,
-    tell: Option<UnboundedSender<AsyncMessage>>,
-) where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-{
-    loop {
-        match std::future::poll_fn(|context| connection.poll_message(context)).await {
-            Some(Ok(AsyncMessage::Notice(notice))) => {
-                tracing::debug!(notice = notice.message(), "the server says");
-            }
-            Some(Ok(message)) => {
-                if let Some(tell) = &tell {
-                    // Whoever listened may be gone.
-                    let _ = tell.send(message);
-                }
-            }
-            // Whoever waits for an answer hears of it there.
-            Some(Err(_)) | None => return,
-        }
-    }
-}
-
-/// A peer that is silently gone is noticed in seconds.
-fn tend(stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
-    socket.set_tcp_keepalive(&keepalive)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(Duration::from_secs(15)))?;
-    Ok(())
-}
-
-async fn server(client: &Client) -> Result<Server, Error> {
-    let system = match client.query_typed("select system_identifier::text from pg_control_system()", &[]).await {
-        Ok(rows) => rows.first().map(|row| row.get::<_, String>(0)).unwrap_or_default(),
-        Err(error) if error.as_db_error().is_some() => String::new(),
-        Err(error) => return Err(error),
-    };
-    let walk = "select ('x' || lpad(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 16, '0'))::bit(64)::bigint";
-    let timeline = match client.query_typed(walk, &[]).await {
-        Ok(rows) => rows.first().map(|row| row.get::<_, i64>(0)).unwrap_or_default(),
-        // Databases that only speak PostgreSQL's language may have no log of its kind.
-        Err(error) if error.as_db_error().is_some() => 0,
-        Err(error) => return Err(error),
-    };
-    Ok(Server { system, timeline })
 }

@@ -81,6 +81,8 @@ pub(super) struct PostgresWriter {
     starts: Starts,
     /// A commit whose answer was lost.
     lost: Option<Lost>,
+    /// The connection was made to ask what became of it.
+    asks: bool,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
 }
@@ -185,6 +187,7 @@ impl PostgresWriter {
             careful: false,
             starts: Starts::default(),
             lost: None,
+            asks: false,
             corrupt: BTreeSet::new(),
         };
         // On a thread of its own: the caller may stand in a runtime, where blocking is forbidden.
@@ -200,9 +203,11 @@ impl PostgresWriter {
     fn connect(&mut self) -> Result<(), StoreError> {
         let (session, epoch, namespaces) = self.runtime().block_on(async {
             let shared = &self.shared;
-            let session = Session::connect(&shared.place, &shared.pooled, &WRITER, Purpose::Write).await?;
+            let session = Session::connect(&shared.place, &shared.learned, &WRITER, Purpose::Write).await?;
             let epoch = board::come_again(&session, &shared.place).await?;
-            let namespaces = session.run(W::Namespaces as usize, &[]).await.map_err(postgres("read the namespaces"))?;
+            // As a text: a pooler that nobody has noticed may not know what was prepared.
+            let text = shared.place.text(WRITER[W::Namespaces as usize].text);
+            let namespaces = session.client.query_typed(&text, &[]).await.map_err(postgres("read the namespaces"))?;
             Ok::<_, StoreError>((session, epoch, namespaces))
         })?;
         self.take_namespaces(&namespaces);
@@ -244,7 +249,7 @@ impl PostgresWriter {
 
     /// Sends statements in one piece, opening the transaction first where none is open, and waits for what comes back.
     fn exchange(&self, sent: &Sent<'_>, begin: bool, commit: bool) -> Result<Vec<Vec<Row>>, Failed> {
-        let session = self.session.as_ref().ok_or(Failed::None)?;
+        let session = self.session.as_ref().filter(|session| !session.is_overtaken()).ok_or(Failed::None)?;
         let work = async {
             let begun = async { if begin { session.begin().await } else { Ok(()) } };
             let statements =
@@ -278,7 +283,7 @@ impl PostgresWriter {
             Failed::None => StoreError::Recovering,
             Failed::Silent => self.lose("no answer for 30 s"),
             Failed::Before(error) | Failed::AtCommit(error) => {
-                note(&self.shared.pooled, &error);
+                note(&self.shared.learned, &error);
                 match kind(&error) {
                     Kind::Gone => self.lose(&told(&error)),
                     Kind::Raced => {
@@ -1009,15 +1014,18 @@ impl Writer for PostgresWriter {
 
     fn recover(&mut self) -> Result<Fate, StoreError> {
         // A connection that was kept, after an outcome that was unknown for a reason of its own, may be in the middle of
-        // anything.
-        if self.lost.is_some() || self.batch.is_some() || self.session.as_ref().is_none_or(|s| s.client.is_closed()) {
+        // anything; one that was made for the same question is not.
+        let is_old = self.lost.is_some() && !self.asks;
+        if is_old || self.batch.is_some() || self.session.as_ref().is_none_or(Session::is_over) {
             self.session = None;
         }
         if self.session.is_none() {
             self.connect()?;
         }
         let Some(lost) = self.lost.clone() else { return Ok(Fate::Unknown) };
+        self.asks = true;
         let fate = self.fate(&lost)?;
+        self.asks = false;
         self.lost = None;
         tracing::info!(?fate, "what became of the last commit");
         Ok(fate)
