@@ -39,6 +39,9 @@ use crate::worker::{self, Slot};
 
 /// How long a loop waits for a hint before it looks by itself.
 const POLL: Duration = Duration::from_secs(1);
+/// How long ready steps wait for room in this process before the others are told of them. A moment without room is none
+/// to share: what another process takes comes back slowly.
+const SPILL: Duration = Duration::from_millis(20);
 /// The longest that a loop rests after errors in a row.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How soon who did not look into the store at first does so. Later than most workflows take, however many run: each
@@ -147,13 +150,12 @@ impl Builder {
         };
         let hub = Arc::new(Hub::default());
         let announced = Arc::new(RwLock::new(Arc::new(announced)));
-        let slots = Arc::new(Semaphore::new(self.concurrency));
         let (stage, watched) = watch::channel(Stage::Running);
         let listener = Listener {
             hub: hub.clone(),
             store: Arc::downgrade(&self.store),
             announced: announced.clone(),
-            slots: slots.clone(),
+            runs: self.concurrency > 0,
             stage: watched,
         };
         let committer = Committers::start(&*self.store, &self.bounds, self.limits.deliveries_max, move |hints| {
@@ -177,11 +179,12 @@ impl Builder {
             limits: Arc::new(self.limits),
             concurrency: self.concurrency,
             looks: Arc::new(Semaphore::new(self.store.looks())),
-            slots,
+            slots: Arc::new(Semaphore::new(self.concurrency)),
             idle_slots: Mutex::default(),
             every_slot: Mutex::default(),
             backlog: AtomicBool::new(false),
             unlooked: AtomicBool::new(false),
+            full_since: Mutex::default(),
             wake_worker: hub.ready.clone(),
             hub,
             stage,
@@ -300,7 +303,8 @@ struct Listener {
     hub: Arc<Hub>,
     store: Weak<dyn Store>,
     announced: Arc<RwLock<Arc<Announced>>>,
-    slots: Arc<Semaphore>,
+    /// This process has room for workflows at all.
+    runs: bool,
     stage: watch::Receiver<Stage>,
 }
 
@@ -316,9 +320,9 @@ impl Listener {
                 here += if announced.knows(name, step) { *n } else { 0 };
             }
         }
-        // What cannot run here soon may find room elsewhere.
-        let takes = if *self.stage.borrow() < Stage::Draining { here.min(self.slots.available_permits()) } else { 0 };
-        if takes < all
+        // What cannot run here may run elsewhere.
+        let runs = self.runs && *self.stage.borrow() < Stage::Draining;
+        if (here < all || here > 0 && !runs)
             && let Some(store) = self.store.upgrade()
         {
             store.hint();
@@ -380,6 +384,8 @@ pub(crate) struct Inner {
     backlog: AtomicBool,
     /// There was no room to look for ready steps when it was time to: whoever makes room looks.
     unlooked: AtomicBool,
+    /// Since when there are ready steps and no room for them.
+    full_since: Mutex<Option<Instant>>,
     pub(crate) wake_worker: Arc<Notify>,
     hub: Arc<Hub>,
     stage: watch::Sender<Stage>,
@@ -485,8 +491,9 @@ impl Inner {
                 engine.drained().await;
                 return Ok(());
             }
-            worker::claim(&engine).await?;
-            wait(&engine, engine.wake_worker.notified(), POLL).await;
+            let left = worker::claim(&engine).await?;
+            let pause = engine.spill(left, Instant::now()).await?;
+            wait(&engine, engine.wake_worker.notified(), pause).await;
             Ok(())
         });
         supervise(self, "heartbeat", |engine| async move {
@@ -530,6 +537,34 @@ impl Inner {
                 }
             }
         });
+    }
+
+    /// Lets other nodes know of ready steps for which there has been no room here for a while. Answers how soon to look
+    /// again.
+    async fn spill(&self, left: bool, now: Instant) -> Result<Duration, Error> {
+        let full = {
+            let mut since = self.full_since.lock().unwrap_or_else(PoisonError::into_inner);
+            if !left || !self.is_shared {
+                *since = None;
+                return Ok(POLL);
+            }
+            let begin = *since.get_or_insert(now);
+            let full = now.duration_since(begin);
+            if full >= SPILL {
+                // And again after as long.
+                *since = Some(now);
+            }
+            full
+        };
+        if full < SPILL {
+            return Ok(SPILL - full);
+        }
+        self.ask(|store| {
+            store.hint();
+            Ok(())
+        })
+        .await?;
+        Ok(POLL)
     }
 
     async fn drained(&self) {

@@ -105,14 +105,15 @@ impl Slot {
     }
 }
 
-/// Claims ready steps as long as there is room for them, and sets them going.
+/// Claims ready steps as long as there is room for them, and sets them going. Answers whether any are left for which there
+/// is none.
 ///
 /// Room that is kept for a claim is taken from the starts that come meanwhile, whose first steps then have to be claimed
 /// too. So it asks for as many as are known to be ready, and for few where only a look can tell.
-pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
-    let known = engine.take_ready().max(CLAIM_FEW);
+pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<bool, Error> {
+    let known = engine.take_ready();
     loop {
-        let most = if engine.has_backlog() { CLAIM_MAX } else { known.min(CLAIM_MAX) };
+        let most = if engine.has_backlog() { CLAIM_MAX } else { known.clamp(CLAIM_FEW, CLAIM_MAX) };
         let mut permits: Vec<OwnedSemaphorePermit> = Vec::new();
         while permits.len() < most
             && let Ok(permit) = engine.slots.clone().try_acquire_owned()
@@ -122,13 +123,13 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
         if permits.is_empty() {
             engine.look_later();
             if engine.slots.available_permits() == 0 {
-                return Ok(());
+                return Ok(known > 0 || engine.has_backlog());
             }
             // Room was made before anybody knew that it is waited for.
             continue;
         }
         if engine.is_draining() {
-            return Ok(());
+            return Ok(false);
         }
         let asked = permits.len();
         let request = Request { terms: engine.terms(), n: asked, id: None };
@@ -140,7 +141,7 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<(), Error> {
             spawn(engine, granted, Seen::new(), permit);
         }
         if !page.more {
-            return Ok(());
+            return Ok(false);
         }
     }
 }

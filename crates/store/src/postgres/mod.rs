@@ -14,6 +14,7 @@ mod hints;
 mod learned;
 pub mod limit;
 mod migrate;
+mod numbers;
 mod place;
 mod reach;
 mod reader;
@@ -41,6 +42,7 @@ use self::board::Berth;
 use self::clock::ServerClock;
 use self::hints::Hints;
 use self::learned::Learned;
+use self::numbers::Numbers;
 use self::reader::Background;
 use self::remembered::Remembered;
 use self::session::{Purpose, Session, postgres};
@@ -80,6 +82,7 @@ struct Shared {
     reader: Arc<PostgresReader>,
     writers: AtomicUsize,
     remembered: Remembered,
+    numbers: Numbers,
     lease: Arc<Mutex<Lease>>,
     hints: Arc<Hints>,
     /// Goes last: it carries the others' connections.
@@ -182,6 +185,7 @@ impl PostgresStore {
                 reader,
                 writers: AtomicUsize::new(0),
                 remembered: Remembered::default(),
+                numbers: Numbers::default(),
                 lease,
                 hints,
                 background,

@@ -32,6 +32,7 @@ pub(super) enum W {
     InsertEvents,
     InsertHeads,
     UpdateHeads,
+    GoOn,
     LeaveReady,
     EnterReady,
     LeaveTimed,
@@ -47,7 +48,7 @@ pub(super) enum W {
 }
 
 /// The names of [`W`], in their order.
-pub(super) const NAMES: [&str; 27] = [
+pub(super) const NAMES: [&str; 28] = [
     "Moment",
     "Namespaces",
     "Heads",
@@ -63,6 +64,7 @@ pub(super) const NAMES: [&str; 27] = [
     "InsertEvents",
     "InsertHeads",
     "UpdateHeads",
+    "GoOn",
     "LeaveReady",
     "EnterReady",
     "LeaveTimed",
@@ -87,14 +89,26 @@ macro_rules! head {
 }
 pub(super) use head;
 
+/// Arrays of one length as rows. Not `from unnest(..)`, which writes all of them down before the first is read: that took
+/// a quarter of an update.
+macro_rules! rows {
+    ($first:literal $name:literal $(, $array:literal $column:literal)*) => {
+        concat!("(select unnest(", $first, ") as ", $name $(, ", unnest(", $array, ") as ", $column)*, ")")
+    };
+}
+
 /// Heads by number or by id, locked in the order of their numbers.
 macro_rules! heads {
     ($lock:literal) => {
         concat!(
             "select h.* from (
-                 select w.workflow from unnest($1) w(workflow)
+                 select w.workflow from ",
+            rows!("$1" "workflow"),
+            " w
                  union
-                 select a.workflow from unnest($2, $3) i(namespace, id) cross join lateral (
+                 select a.workflow from ",
+            rows!("$2" "namespace", "$3" "id"),
+            " i cross join lateral (
                      select a.workflow from {schema}.admissions a where a.namespace = i.namespace and a.id = i.id
                      limit 1) a
                  order by 1
@@ -136,7 +150,7 @@ const TEXT: Type = Type::TEXT_ARRAY;
 const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
-pub(super) static WRITER: [Text; 27] = [
+pub(super) static WRITER: [Text; 28] = [
     // Gives the transaction its number, without which nothing is written; the server's time; the store's epoch; and
     // numbers for what this batch or the next ones admit, which are not used again if they do not.
     Text {
@@ -150,24 +164,24 @@ pub(super) static WRITER: [Text; 27] = [
     // What is wanted after the first look would break the order of locks if it waited.
     Text { text: heads!("nowait"), types: &[I8, I4, TEXT] },
     Text {
-        text: "select i.namespace, i.id, a.workflow, a.fingerprint, a.admitted_at from unnest($1, $2) i(namespace, id)
+        text: concat!("select i.namespace, i.id, a.workflow, a.fingerprint, a.admitted_at from ", rows!("$1" "namespace", "$2" "id"), " i
                cross join lateral (
                    select a.workflow, a.fingerprint, a.admitted_at from {schema}.admissions a
-                   where a.namespace = i.namespace and a.id = i.id limit 1) a",
+                   where a.namespace = i.namespace and a.id = i.id limit 1) a"),
         types: &[I4, TEXT],
     },
     Text {
-        text: "select w.workflow, w.seq, e.type, e.version, e.payload from unnest($1, $2) w(workflow, seq)
+        text: concat!("select w.workflow, w.seq, e.type, e.version, e.payload from ", rows!("$1" "workflow", "$2" "seq"), " w
                cross join lateral (
                    select e.type, e.version, e.payload from {schema}.events e
-                   where e.workflow = w.workflow and e.seq = w.seq limit 1) e",
+                   where e.workflow = w.workflow and e.seq = w.seq limit 1) e"),
         types: &[I8, I8],
     },
     Text {
-        text: "select w.namespace, w.request, c.at, c.granted from unnest($1, $2) w(namespace, request)
+        text: concat!("select w.namespace, w.request, c.at, c.granted from ", rows!("$1" "namespace", "$2" "request"), " w
                cross join lateral (
                    select c.at, c.granted from {schema}.claim_calls c
-                   where c.namespace = w.namespace and c.request = w.request limit 1) c",
+                   where c.namespace = w.namespace and c.request = w.request limit 1) c"),
         types: &[I4, TEXT],
     },
     // The places (definition and step) that the worker knows, either by name or, where it knows all but some, by walking
@@ -177,7 +191,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "with recursive walk(name, step) as (
-                 select d.name, f.step from unnest($4) d(name) cross join lateral (
+                 select d.name, f.step from ", rows!("$4" "name"), " d cross join lateral (
                      select r.step from {schema}.ready r where r.namespace = $1 and r.name = d.name
                      order by r.step limit 1) f
                  union all
@@ -185,10 +199,10 @@ pub(super) static WRITER: [Text; 27] = [
                      select r.step from {schema}.ready r where r.namespace = $1 and r.name = w.name and r.step > w.step
                      order by r.step limit 1) f
              ), place as materialized (
-                 select l.name, l.step from unnest($2, $3) l(name, step)
+                 select l.name, l.step from ", rows!("$2" "name", "$3" "step"), " l
                  union all
                  select w.name, w.step from walk w
-                 where not exists (select from unnest($5, $6) u(name, step) where u.name = w.name and u.step = w.step)
+                 where not exists (select from ", rows!("$5" "name", "$6" "step"), " u where u.name = w.name and u.step = w.step)
              ), share as materialized (
                  select f.name, f.step, count(*) as n from (
                      select p.name, p.step from place p cross join lateral (
@@ -267,7 +281,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "insert into {schema}.admissions (namespace, id, workflow, fingerprint, admitted_at)
-             select * from unnest($1, $2, $3, $4, $5) where ",
+             select * from ", rows!("$1" "namespace", "$2" "id", "$3" "workflow", "$4" "fingerprint", "$5" "admitted_at"), " u where ",
             begun!()
         ),
         types: &[I4, TEXT, I8, BYTES, I8],
@@ -275,7 +289,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "insert into {schema}.events (namespace, workflow, seq, type, version, at, payload)
-             select * from unnest($1, $2, $3, $4, $5, $6, $7) where ",
+             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "seq", "$4" "type", "$5" "version", "$6" "at", "$7" "payload"), " u where ",
             begun!()
         ),
         types: &[I4, I8, I8, TEXT, I4, I8, TEXT],
@@ -285,8 +299,7 @@ pub(super) static WRITER: [Text; 27] = [
             "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
                  epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
                  due, namespace, id, name, options, priority, created_at)
-             select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                 $20, $21, $22, $23, $24, $25, $26, $27, $28) where ",
+             select * from ", rows!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
             begun!()
         ),
         types: &[
@@ -304,10 +317,7 @@ pub(super) static WRITER: [Text; 27] = [
                      delivery = u.delivery, token = u.token, epoch = u.epoch, worker = u.worker, boot = u.boot,
                      remote = u.remote, started_at = u.started_at, lease_ms = u.lease_ms, lease_until = u.lease_until,
                      step_deadline = u.step_deadline, progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
-                 from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-                     $21, $22, $23) u(workflow, revision, seq, updated_at, status, code, step, visit, attempt, delivery,
-                     token, epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress,
-                     rank, wake, due)
+                 from ", rows!("$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "status", "$6" "code", "$7" "step", "$8" "visit", "$9" "attempt", "$10" "delivery", "$11" "token", "$12" "epoch", "$13" "worker", "$14" "boot", "$15" "remote", "$16" "started_at", "$17" "lease_ms", "$18" "lease_until", "$19" "step_deadline", "$20" "progress", "$21" "rank", "$22" "wake", "$23" "due"), " u
                  where h.workflow = any(array[u.workflow]) and h.revision = u.revision and ",
             begun!(),
             " returning 1) ",
@@ -317,10 +327,30 @@ pub(super) static WRITER: [Text; 27] = [
             I8, I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8,
         ],
     },
+    // The same for those whose worker goes on from step to step: what stays as it is need not be sent.
+    Text {
+        text: concat!(
+            "with changed as (
+                 update {schema}.heads h set revision = h.revision + 1, seq = u.seq, updated_at = u.updated_at,
+                     step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
+                     started_at = u.started_at, lease_until = u.lease_until, step_deadline = u.step_deadline
+                 from ",
+            rows!(
+                "$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "step", "$6" "visit",
+                "$7" "attempt", "$8" "delivery", "$9" "token", "$10" "started_at", "$11" "lease_until",
+                "$12" "step_deadline"
+            ),
+            " u where h.workflow = any(array[u.workflow]) and h.revision = u.revision and ",
+            begun!(),
+            " returning 1) ",
+            all_of!("$1", "changed")
+        ),
+        types: &[I8, I8, I8, I8, TEXT, I8, I4, I4, BYTES, I8, I8, I8],
+    },
     Text {
         text: concat!(
             "delete from {schema}.ready r where r.ctid = any(array(
-                 select o.ctid from unnest($1, $2, $3, $4, $5) u(namespace, workflow, name, step, rank)
+                 select o.ctid from ", rows!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u
                  cross join lateral (
                      select o.ctid from {schema}.ready o where o.namespace = u.namespace and o.name = u.name
                          and o.step = u.step and o.rank = u.rank and o.workflow = u.workflow limit 1) o)) and ",
@@ -331,7 +361,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "insert into {schema}.ready (namespace, workflow, name, step, rank)
-             select * from unnest($1, $2, $3, $4, $5) where ",
+             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u where ",
             begun!()
         ),
         types: &[I4, I8, TEXT, TEXT, I8],
@@ -339,7 +369,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "delete from {schema}.timed t where t.ctid = any(array(
-                 select o.ctid from unnest($1, $2, $3, $4) u(namespace, workflow, wake, due)
+                 select o.ctid from ", rows!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u
                  cross join lateral (
                      select o.ctid from {schema}.timed o where o.namespace = u.namespace and o.wake = u.wake
                          and o.due = u.due and o.workflow = u.workflow limit 1) o)) and ",
@@ -349,14 +379,14 @@ pub(super) static WRITER: [Text; 27] = [
     },
     Text {
         text: concat!(
-            "insert into {schema}.timed (namespace, workflow, wake, due) select * from unnest($1, $2, $3, $4) where ",
+            "insert into {schema}.timed (namespace, workflow, wake, due) select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u where ",
             begun!()
         ),
         types: &[I4, I8, I2, I8],
     },
     Text {
         text: concat!(
-            "insert into {schema}.ended_badly (namespace, workflow, status) select * from unnest($1, $2, $3) where ",
+            "insert into {schema}.ended_badly (namespace, workflow, status) select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "status"), " u where ",
             begun!()
         ),
         types: &[I4, I8, TEXT],
@@ -364,7 +394,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)
-             select * from unnest($1, $2, $3, $4, $5) where ",
+             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "key", "$4" "value", "$5" "seq"), " u where ",
             begun!(),
             " on conflict (workflow, key) do update set value = excluded.value, seq = excluded.seq"
         ),
@@ -373,7 +403,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "delete from {schema}.scratchpad s where s.ctid = any(array(
-                 select o.ctid from unnest($1, $2) u(workflow, key) cross join lateral (
+                 select o.ctid from ", rows!("$1" "workflow", "$2" "key"), " u cross join lateral (
                      select o.ctid from {schema}.scratchpad o where o.workflow = u.workflow and o.key = u.key
                      limit 1) o)) and ",
             begun!()
@@ -390,7 +420,7 @@ pub(super) static WRITER: [Text; 27] = [
     Text {
         text: concat!(
             "insert into {schema}.claim_calls (namespace, request, at, granted)
-             select * from unnest($1, $2, $3, $4) where ",
+             select * from ", rows!("$1" "namespace", "$2" "request", "$3" "at", "$4" "granted"), " u where ",
             begun!()
         ),
         types: &[I4, TEXT, I8, TEXT],
@@ -398,8 +428,9 @@ pub(super) static WRITER: [Text; 27] = [
     // Heads that a decision rests on and does not change.
     Text {
         text: concat!(
-            all_of!("$1", "unnest($1, $2) u(workflow, revision) cross join lateral ("),
-            "select from {schema}.heads h where h.workflow = u.workflow and h.revision = u.revision limit 1) h"
+            all_of!("$1", ""),
+            rows!("$1" "workflow", "$2" "revision"),
+            " u cross join lateral (select from {schema}.heads h where h.workflow = u.workflow and h.revision = u.revision limit 1) h"
         ),
         types: &[I8, I8],
     },

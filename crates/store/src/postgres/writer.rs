@@ -21,13 +21,13 @@
 //! writer finds, also on a standby that was promoted: what is not there has not happened. A commit that waits for a
 //! standby is left to wait, and the void row waits for the standby behind it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::fingerprint::Fingerprint;
-use steadfast_core::head::{Head, Wake};
+use steadfast_core::head::{Claim, Head, Wake};
 use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
 use steadfast_core::state::Status;
 use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
@@ -51,8 +51,6 @@ const CALL_AGE_MS: i64 = 86_400_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A batch costs two round trips and a commit however small it is: worth a little waiting.
 const GATHERS: Duration = Duration::from_micros(200);
-/// How long a number for a new workflow is kept. Others give out greater ones meanwhile, and lists go by them.
-const NUMBERS_AGE: Duration = Duration::from_millis(100);
 /// How many batches look for the receipts of their starts after one that took an id for new which was not: at first, and
 /// at most where that happens again and again.
 const LOOKS_FIRST: (u32, u32) = (16, 4_096);
@@ -70,8 +68,6 @@ pub(super) struct PostgresWriter {
     namespaces: Namespaces,
     /// Numbers never change: what was read once holds.
     known: HashMap<WorkflowKey, i64>,
-    /// Numbers for workflows to come, in their order.
-    numbers: VecDeque<(i64, Instant)>,
     /// What this writer is called, and how many batches it has sent.
     name: i64,
     sent: i64,
@@ -92,12 +88,34 @@ pub(super) struct PostgresWriter {
 struct Batch {
     /// A transaction was sent for it, and may be open.
     begun: bool,
-    /// How often each head that it looks at was written, by the head's number.
-    revisions: HashMap<i64, i64>,
+    /// What it looks at, by the number of the head.
+    seen: HashMap<i64, Seen>,
     /// Those of them that were not loaded.
     unproved: BTreeSet<i64>,
     /// It admits by taking for granted that ids are new.
     trusts: bool,
+    /// Numbers for what it may admit.
+    numbers: Vec<i64>,
+}
+
+/// A head as it was before a batch.
+#[derive(Debug, Clone)]
+struct Seen {
+    /// How often it was written.
+    revision: i64,
+    /// The open claim.
+    claim: Option<Claim>,
+}
+
+impl Seen {
+    /// True when the same worker goes on: of its claim nothing has changed but what every step brings.
+    fn goes_on(&self, head: &Head) -> bool {
+        let (Some(was), Some(is)) = (&self.claim, &head.claim) else { return false };
+        was.worker == is.worker
+            && (was.epoch, was.lease_ms, was.look_at) == (is.epoch, is.lease_ms, is.look_at)
+            && was.progress.is_none()
+            && is.progress.is_none()
+    }
 }
 
 /// Whether starts are worth a look at the receipts first: mostly not, but where many are sent a second time.
@@ -180,7 +198,6 @@ impl PostgresWriter {
             session: None,
             namespaces: Namespaces::default(),
             known: HashMap::new(),
-            numbers: VecDeque::new(),
             name: random_name()?,
             sent: 0,
             batch: None,
@@ -361,7 +378,7 @@ impl PostgresWriter {
             match rows::head(row, 0, name) {
                 Ok(head) if heads.len() < limit => {
                     self.remember(&head.key.clone(), number);
-                    self.read_revision(number, row)?;
+                    self.see(number, row, &head)?;
                     heads.push((number, head));
                 }
                 Ok(_) => break,
@@ -371,11 +388,11 @@ impl PostgresWriter {
         Ok(heads)
     }
 
-    /// Notes how often a head was written that the snapshot gets. What it has already stays, and counts as before.
-    fn read_revision(&mut self, number: i64, row: &Row) -> Result<(), StoreError> {
+    /// Notes a head that the snapshot gets. What that has already stays, and counts as before.
+    fn see(&mut self, number: i64, row: &Row, head: &Head) -> Result<(), StoreError> {
         let revision = rows::revision(row, 0)?;
         if let Some(batch) = &mut self.batch {
-            batch.revisions.entry(number).or_insert(revision);
+            batch.seen.entry(number).or_insert_with(|| Seen { revision, claim: head.claim.clone() });
         }
         Ok(())
     }
@@ -388,25 +405,23 @@ impl PostgresWriter {
         if self.batch.is_some() {
             return false;
         }
-        while self.numbers.front().is_some_and(|(_, read)| read.elapsed() > NUMBERS_AGE) {
-            self.numbers.pop_front();
-        }
         if std::mem::take(&mut self.careful) || others {
             return false;
         }
         let Some(life) = self.life() else { return false };
         if !admissions.is_empty() {
             let is_new = |key: &WorkflowKey| self.namespace(&key.namespace).is_some() && !self.known.contains_key(key);
-            let can = self.numbers.len() >= admissions.len() && admissions.iter().all(is_new);
+            let can = admissions.iter().all(is_new);
             // Every batch with starts counts.
             if self.starts.looks() || !can {
                 return false;
             }
         }
+        let Some(numbers) = self.shared.numbers.take(admissions.len(), Instant::now()) else { return false };
         let Some(kept) = self.shared.remembered.take(&life, heads.iter()) else { return false };
-        let mut batch = Batch { trusts: !admissions.is_empty(), ..Batch::default() };
+        let mut batch = Batch { trusts: !admissions.is_empty(), numbers, ..Batch::default() };
         for Kept { number, revision, head } in kept {
-            batch.revisions.insert(number, revision);
+            batch.seen.insert(number, Seen { revision, claim: head.claim.clone() });
             batch.unproved.insert(number);
             snapshot.load_head(head.key.clone(), Some((number, head)));
         }
@@ -438,9 +453,8 @@ impl PostgresWriter {
         }
         let heads: Vec<&WorkflowKey> = wants.heads.iter().filter(|key| !snapshot.has_head(key)).collect();
         let named = self.named(heads.iter().copied());
-        // As many as it takes for these, and as many again for the next ones.
-        let new = (admissions.len() * 2).saturating_sub(self.numbers.len());
-        let new = i32::try_from(new).unwrap_or(i32::MAX);
+        // For these, and as many for the next ones.
+        let new = i32::try_from(admissions.len() * 2).unwrap_or(i32::MAX);
         let calls: Vec<(i32, &str)> =
             wants.calls.iter().filter_map(|(namespace, id)| Some((self.namespace(namespace)?, &*id.0))).collect();
         let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
@@ -495,7 +509,13 @@ impl PostgresWriter {
             |wanted: W| -> Option<Vec<Row>> { answers.next_if(|(which, _)| *which == wanted).map(|(_, rows)| rows) };
 
         if let Some(moment) = next(W::Moment) {
-            self.take_moment(&moment)?;
+            let mut numbers = self.take_moment(&moment)?;
+            let spare = numbers.split_off(numbers.len() / 2);
+            self.shared.numbers.given(&numbers);
+            self.shared.numbers.add(spare, Instant::now());
+            if let Some(batch) = &mut self.batch {
+                batch.numbers.extend(numbers);
+            }
         }
         let mut found: HashMap<WorkflowKey, (Handle, Head)> = HashMap::new();
         for row in next(W::Heads).or_else(|| next(W::HeadsAtOnce)).into_iter().flatten() {
@@ -504,7 +524,7 @@ impl PostgresWriter {
             match rows::head(&row, 0, &name) {
                 Ok(head) => {
                     self.remember(&head.key, number);
-                    self.read_revision(number, &row)?;
+                    self.see(number, &row, &head)?;
                     found.insert(head.key.clone(), (number, head));
                 }
                 Err(error) => self.report(number, &error),
@@ -597,17 +617,15 @@ impl PostgresWriter {
         }
     }
 
-    /// Takes the answer to the statement that every transaction begins with.
-    fn take_moment(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+    /// Takes the answer to the statement that every transaction begins with. Answers the numbers in it.
+    fn take_moment(&mut self, rows: &[Row]) -> Result<Vec<i64>, StoreError> {
         let corrupt =
             || StoreError::Corrupt { what: "store row", key: "-".to_owned(), problem: "there is none".to_owned() };
         let row = rows.first().ok_or_else(corrupt)?;
         self.shared.read_clock(row.get(0));
         let epoch: i64 = row.get::<_, Option<i64>>(1).ok_or_else(corrupt)?;
         self.epoch = epoch.unsigned_abs();
-        let now = Instant::now();
-        self.numbers.extend(row.get::<_, Vec<i64>>(2).into_iter().map(|number| (number, now)));
-        Ok(())
+        Ok(row.get(2))
     }
 
     fn admission(&mut self, row: &Row) -> Result<Admission, StoreError> {
@@ -662,17 +680,18 @@ impl PostgresWriter {
     fn send_save(&mut self, snapshot: &Snapshot) -> Result<Result<Admitted, Failed>, StoreError> {
         let Some(batch) = &mut self.batch else { return Ok(Err(Failed::None)) };
         let begun = batch.begun;
-        let (revisions_of, unproved_of) = (std::mem::take(&mut batch.revisions), std::mem::take(&mut batch.unproved));
-        let revision_of = |number: i64| {
-            revisions_of.get(&number).copied().ok_or_else(|| StoreError::Corrupt {
+        let (seen, mut unproved) = (std::mem::take(&mut batch.seen), std::mem::take(&mut batch.unproved));
+        let seen_of = |number: i64| {
+            seen.get(&number).ok_or_else(|| StoreError::Corrupt {
                 what: "revision",
                 key: number.to_string(),
                 problem: "its head was decided on without being loaded".to_owned(),
             })
         };
+        let mut numbers = std::mem::take(&mut batch.numbers).into_iter();
         let mut admitted = Admitted::default();
         for admission in snapshot.new_admissions() {
-            let (number, _) = self.numbers.pop_front().ok_or_else(|| StoreError::Corrupt {
+            let number = numbers.next().ok_or_else(|| StoreError::Corrupt {
                 what: "number",
                 key: admission.key.to_string(),
                 problem: "more was admitted than was asked for".to_owned(),
@@ -689,8 +708,9 @@ impl PostgresWriter {
         };
         let receipts = Receipts::new(snapshot, place)?;
         let events = Events::new(snapshot, place)?;
-        let (mut new, mut changed) = (Heads::default(), Heads::default());
-        let (mut revisions, mut unproved) = (Vec::new(), unproved_of);
+        // Two statements that change heads lock them in two orders: not where another node may want some of both.
+        let alone = self.shared.lease().alone;
+        let (mut new, mut changed, mut going_on) = (Heads::default(), Heads::default(), Heads::default());
         let (mut leaving, mut entering) = (Ready::default(), Ready::default());
         let (mut untimed, mut timed) = (Timed::default(), Timed::default());
         let mut ended_badly = EndedBadly::default();
@@ -699,9 +719,10 @@ impl PostgresWriter {
             if change == HeadChange::Insert {
                 new.insert(at, head);
             } else {
-                revisions.push(revision_of(at.1)?);
+                let was = seen_of(at.1)?;
                 unproved.remove(&at.1);
-                changed.update(at, head);
+                let goes_on = alone && change == HeadChange::InPlace && was.goes_on(head);
+                if goes_on { &mut going_on } else { &mut changed }.update(at, head, was.revision);
             }
             if change == HeadChange::InPlace {
                 continue;
@@ -728,19 +749,24 @@ impl PostgresWriter {
 
         // What is decided on in memory alone, proved with the rest.
         let same: Vec<i64> = unproved.into_iter().collect();
-        let same_revisions = same.iter().map(|number| revision_of(*number)).collect::<Result<Vec<_>, _>>()?;
+        let same_revisions =
+            same.iter().map(|number| Ok(seen_of(*number)?.revision)).collect::<Result<Vec<_>, StoreError>>()?;
         self.sent += 1;
         let boot = signed(self.shared.identity.boot);
         let (name, number, epoch, at) = (self.name, self.sent, signed(self.epoch), self.shared.clock.now());
         let (kept, forgotten) = (number - BATCHES_KEPT, number - BATCHES_KEPT * 2);
-        let refill = i32::try_from(receipts.ids.len()).unwrap_or(i32::MAX);
+        // The next batches may have more starts than this one.
+        let refill = i32::try_from(receipts.ids.len() * 2).unwrap_or(i32::MAX);
 
         let mut sent: Sent<'_> = Vec::new();
         if !begun {
             sent.push((W::Moment, vec![&refill]));
         }
         if !changed.numbers.is_empty() {
-            sent.push((W::UpdateHeads, changed.args(&revisions)));
+            sent.push((W::UpdateHeads, changed.args()));
+        }
+        if !going_on.numbers.is_empty() {
+            sent.push((W::GoOn, going_on.args_of_steps()));
         }
         if !same.is_empty() {
             sent.push((W::SameHeads, vec![&same, &same_revisions]));
@@ -793,15 +819,15 @@ impl PostgresWriter {
             Err(failed) => return Ok(Err(failed)),
         };
         // It has committed, whatever this says.
-        if !begun
-            && let Some(moment) = answers.first()
-            && let Err(error) = self.take_moment(moment)
-        {
-            tracing::error!(%error, "the store's row cannot be read");
+        if !begun && let Some(moment) = answers.first() {
+            match self.take_moment(moment) {
+                Ok(numbers) => self.shared.numbers.add(numbers, Instant::now()),
+                Err(error) => tracing::error!(%error, "the store's row cannot be read"),
+            }
         }
         let written = snapshot.changed_heads().filter_map(|ChangedHead { head, handle, .. }| {
             let (number, revision) = match handle {
-                Some(number) => (number, revisions_of.get(&number)? + 1),
+                Some(number) => (number, seen.get(&number)?.revision + 1),
                 None => (*admitted.get(&head.key)?, 1),
             };
             Some(Kept { number, revision, head: head.clone() })
@@ -985,7 +1011,7 @@ impl Writer for PostgresWriter {
             return Ok(());
         }
         let numbers: Vec<i64> = batch.unproved.iter().copied().collect();
-        let revisions: Vec<i64> = numbers.iter().map(|number| batch.revisions[number]).collect();
+        let revisions: Vec<i64> = numbers.iter().map(|number| batch.seen[number].revision).collect();
         let proof = vec![(W::SameHeads, vec![&numbers as &(dyn ToSql + Sync), &revisions])];
         match self.exchange(&proof, false, false) {
             Ok(_) => {
@@ -1169,6 +1195,8 @@ impl Events {
 #[derive(Default)]
 struct Heads<'a> {
     numbers: Vec<i64>,
+    /// Of those that are there: how often each was written when it was decided on.
+    revisions: Vec<i64>,
     seqs: Vec<i64>,
     updated_at: Vec<i64>,
     statuses: Vec<&'a str>,
@@ -1205,7 +1233,8 @@ fn small<T: TryFrom<i64>>(value: Option<i64>) -> Option<T> {
 
 impl<'a> Heads<'a> {
     /// A head that is there already.
-    fn update(&mut self, (_, number): (i32, i64), head: &'a Head) {
+    fn update(&mut self, (_, number): (i32, i64), head: &'a Head, revision: i64) {
+        self.revisions.push(revision);
         self.push(number, &Stored::of(head));
     }
 
@@ -1246,11 +1275,29 @@ impl<'a> Heads<'a> {
         self.due.push(columns.due);
     }
 
-    /// For heads that are there, with how often each was written when it was decided on.
-    fn args<'s>(&'s self, revisions: &'s Vec<i64>) -> Vec<&'s (dyn ToSql + Sync)> {
+    /// For heads that are there.
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
         let mut args = self.columns();
-        args.insert(1, revisions);
+        args.insert(1, &self.revisions);
         args
+    }
+
+    /// For those whose worker goes on.
+    fn args_of_steps(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![
+            &self.numbers,
+            &self.revisions,
+            &self.seqs,
+            &self.updated_at,
+            &self.steps,
+            &self.visits,
+            &self.attempts,
+            &self.deliveries,
+            &self.tokens,
+            &self.started_at,
+            &self.leases_until,
+            &self.deadlines,
+        ]
     }
 
     fn columns(&self) -> Vec<&(dyn ToSql + Sync)> {
