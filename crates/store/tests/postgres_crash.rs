@@ -14,7 +14,7 @@ use steadfast_core::limits::Limits;
 use steadfast_core::options::StartOptions;
 use steadfast_core::snapshot::{Snapshot, Wants};
 use steadfast_core::text::{Name, Namespace, WorkflowId, WorkflowKey};
-use steadfast_pgtest::{Cluster, Mode, Proxy};
+use steadfast_pgtest::{Cluster, Cut, Mode, Proxy};
 use steadfast_store::clock::ManualClock;
 use steadfast_store::conformance::{Applied, DAY_ONE, apply};
 use steadfast_store::postgres::PostgresStore;
@@ -46,8 +46,43 @@ fn decided(writer: &mut dyn Writer, command: &Command) -> Snapshot {
     snapshot
 }
 
-/// A server that has crashed numbers its transactions from the last one that left a trace in its log: the number of one
-/// that was about to save is given to another.
+/// The standby that is promoted never had it, so it has not happened; and what is asked once more is told the same.
+#[test]
+fn a_commit_that_a_failover_has_lost_has_not_happened() {
+    let primary = Cluster::start(&[]);
+    let standby = primary.standby(false);
+    let proxy = Proxy::start(primary.port());
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", proxy.port(), standby.port());
+    let store = open(&format!("postgres://steadfast@{hosts}/postgres?committers=1"));
+    let mut writer = store.writer().expect("a writer");
+    assert!(matches!(apply(writer.as_mut(), &MOMENT, &[start("before")]), Applied::Committed(_)));
+    let begin = Instant::now();
+    while standby.sql("select count(*) from pg_tables where schemaname = 'steadfast'") == "0"
+        || standby.sql("select count(*) from steadfast.admissions") != "1"
+    {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the standby follows");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    standby.stop(Mode::Immediate);
+    let snapshot = decided(writer.as_mut(), &start("lost"));
+    proxy.cut_commits(Cut::After, 1);
+    assert!(matches!(writer.save(&snapshot), Saved::Unknown(_)), "its answer is lost");
+    assert_eq!(primary.sql("select count(*) from steadfast.admissions"), "2", "here it has happened");
+    proxy.refuse(true);
+    primary.kill();
+    standby.start_again();
+    standby.promote();
+    let fate = loop {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it recovers with the standby");
+        if let Ok(fate) = writer.recover() {
+            break fate;
+        }
+    };
+    assert_eq!((fate, standby.sql("select count(*) from steadfast.admissions").as_str()), (Fate::NotCommitted, "1"));
+    assert_eq!(standby.sql("select count(*) from steadfast.batches where void"), "1", "nor can it happen any more");
+}
+
+/// The number of a transaction that was about to save is given to another after a crash: nothing goes by it.
 #[test]
 fn a_transaction_lost_in_a_crash_is_not_taken_for_another_with_its_number() {
     let cluster = Cluster::start(&[]);

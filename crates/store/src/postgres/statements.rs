@@ -452,3 +452,74 @@ pub(super) static WRITER: [Text; 28] = [
         types: &[Type::INT8, Type::INT8, Type::INT8, Type::INT8],
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio_postgres::types::ToSql;
+
+    use super::*;
+    use crate::postgres::place::Place;
+    use crate::postgres::session::{Purpose, Session};
+
+    /// A save is one piece, and its statements come behind a `begin`. Were that cancelled at the server's shell, each of
+    /// them would be a transaction of its own.
+    #[tokio::test]
+    async fn what_follows_a_begin_that_was_refused_writes_nothing() {
+        let url = steadfast_pgtest::shared().fresh_url();
+        tokio::task::spawn_blocking({
+            let url = url.clone();
+            move || crate::postgres::migrate(&url)
+        })
+        .await
+        .expect("it does not panic")
+        .expect("the store is made");
+        let place = Place::parse(&url).expect("it is well formed");
+        let session =
+            Session::connect(&place, &Arc::default(), &WRITER, Purpose::Write).await.expect("it can be connected to");
+        let (one, many, word, bytes) = (vec![1_i32], vec![1_i64], vec!["a"], vec![&[7_u8; 33][..]]);
+        let receipt: [&(dyn ToSql + Sync); 5] = [&one, &word, &many, &bytes, &many];
+        let event: [&(dyn ToSql + Sync); 7] = [&one, &many, &many, &word, &one, &many, &word];
+        let variable: [&(dyn ToSql + Sync); 5] = [&one, &many, &word, &word, &many];
+        let timed: [&(dyn ToSql + Sync); 4] = [&one, &many, &vec![0_i16], &many];
+        let ready: [&(dyn ToSql + Sync); 5] = [&one, &many, &word, &word, &many];
+        let badly: [&(dyn ToSql + Sync); 3] = [&one, &many, &word];
+        let call: [&(dyn ToSql + Sync); 4] = [&one, &word, &many, &word];
+        let written: [(W, &[&(dyn ToSql + Sync)], &str); 7] = [
+            (W::InsertAdmissions, &receipt, "admissions"),
+            (W::InsertEvents, &event, "events"),
+            (W::PutVariables, &variable, "scratchpad"),
+            (W::EnterTimed, &timed, "timed"),
+            (W::EnterReady, &ready, "ready"),
+            (W::EndBadly, &badly, "ended_badly"),
+            (W::InsertCalls, &call, "claim_calls"),
+        ];
+        let count = async |table: &str| {
+            let text = place.text(&format!("select count(*) from {{schema}}.{table}"));
+            session.client.query_typed(&text, &[]).await.expect("it can be counted")[0].get::<_, i64>(0)
+        };
+        for (which, args, table) in written {
+            session.run(which as usize, args).await.expect("it is carried out");
+            assert_eq!(count(table).await, 0, "{which:?}");
+            session.begin().await.expect("it begins");
+            session.run(W::Moment as usize, &[&0_i32]).await.expect("it is carried out");
+            session.run(which as usize, args).await.expect("it is carried out");
+            session.client.batch_execute("commit").await.expect("it commits");
+            assert_eq!(count(table).await, 1, "{which:?} in a transaction");
+        }
+        let number: i64 = 1;
+        let seal: [&(dyn ToSql + Sync); 5] = [&number, &number, &number, &number, &number];
+        assert!(session.run(W::Seal as usize, &seal).await.is_err(), "nothing says that the batch has committed");
+        assert_eq!(count("batches").await, 0);
+        let leave: [(W, &[&(dyn ToSql + Sync)], &str); 3] = [
+            (W::LeaveTimed, &timed, "timed"),
+            (W::LeaveReady, &ready, "ready"),
+            (W::DropVariables, &[&many, &word], "scratchpad"),
+        ];
+        for (which, args, table) in leave {
+            session.run(which as usize, args).await.expect("it is carried out");
+            assert_eq!(count(table).await, 1, "{which:?}");
+        }
+    }
+}
