@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::sweep::Boots;
+use tokio_postgres::error::SqlState;
 
 pub use self::copy::{Copied, CopyError, Progress, copy};
 pub use self::place::{Place, is_postgres};
@@ -514,8 +515,14 @@ impl Drop for Shared {
             };
             tokio::time::timeout(LEAVING, leaving).await.unwrap_or(Err(StoreError::Recovering))
         });
-        if let Err(error) = left {
-            tracing::warn!(%error, "the node's number could not be given back; its lease ends by itself");
+        match left {
+            Ok(()) => {}
+            Err(StoreError::Postgres { error, .. }) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+                tracing::debug!("the store was dropped while it was open");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the node's number could not be given back; its lease ends by itself");
+            }
         }
     }
 }
