@@ -39,8 +39,8 @@ use crate::worker::{self, Slot};
 
 /// How long a loop waits for a hint before it looks by itself.
 const POLL: Duration = Duration::from_secs(1);
-/// How long ready steps wait for room in this process before the others are told of them. A moment without room is none
-/// to share: what another process takes comes back slowly.
+/// How long ready steps wait for room in this process before they count as a backlog, and others are told of them. A
+/// moment without room is none to share: what another process takes comes back slowly.
 const SPILL: Duration = Duration::from_millis(20);
 /// The longest that a loop rests after errors in a row.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -422,8 +422,9 @@ impl Inner {
         self.hub.ready_count.swap(0, Ordering::Relaxed)
     }
 
-    /// There is no room to look for ready steps now.
-    pub(crate) fn look_later(&self) {
+    /// There is no room now to look for ready steps, of which so many are known.
+    pub(crate) fn look_later(&self, known: usize) {
+        self.hub.ready_count.fetch_add(known, Ordering::Relaxed);
         self.unlooked.store(true, Ordering::SeqCst);
     }
 
@@ -539,19 +540,17 @@ impl Inner {
         });
     }
 
-    /// Lets other nodes know of ready steps for which there has been no room here for a while. Answers how soon to look
-    /// again.
+    /// Ready steps for which there has been no room for a while are a backlog: what runs is put back for them from time to
+    /// time, starts no longer go before them, and other nodes are told. Answers how soon to look again.
     async fn spill(&self, left: bool, now: Instant) -> Result<Duration, Error> {
         let full = {
             let mut since = self.full_since.lock().unwrap_or_else(PoisonError::into_inner);
-            if !left || !self.is_shared {
+            if !left {
                 *since = None;
                 return Ok(POLL);
             }
-            let begin = *since.get_or_insert(now);
-            let full = now.duration_since(begin);
+            let full = now.duration_since(*since.get_or_insert(now));
             if full >= SPILL {
-                // And again after as long.
                 *since = Some(now);
             }
             full
@@ -559,11 +558,14 @@ impl Inner {
         if full < SPILL {
             return Ok(SPILL - full);
         }
-        self.ask(|store| {
-            store.hint();
-            Ok(())
-        })
-        .await?;
+        self.set_backlog(true);
+        if self.is_shared {
+            self.ask(|store| {
+                store.hint();
+                Ok(())
+            })
+            .await?;
+        }
         Ok(POLL)
     }
 
@@ -727,7 +729,7 @@ impl Inner {
         let id = start.key.id.clone();
         let runs_here = self.announced().knows(&start.name, &Step::start());
         let known = runs_here || !self.is_alone();
-        let permit = if runs_here && !bulk && !self.has_backlog() && !self.is_draining() {
+        let mut permit = if runs_here && !bulk && !self.has_backlog() && !self.is_draining() {
             self.slots.clone().try_acquire_owned().ok()
         } else {
             None
@@ -735,14 +737,20 @@ impl Inner {
         let input = permit.is_some().then(|| (start.input.clone(), start.writes.clone()));
         start.claim = permit.is_some().then(|| self.terms());
         let command = Command::Start(Box::new(start));
-        let outcome =
-            if bulk { self.committer.begin_waiting(command).await? } else { self.committer.begin(command).await? };
-        let Outcome::Start(outcome) = outcome else {
-            return Err(Error::Internal("a start was answered as something else".to_owned()));
+        let sent = if bulk { self.committer.begin_waiting(command).await } else { self.committer.begin(command).await };
+        let outcome = match sent {
+            Ok(Outcome::Start(outcome)) => Ok(outcome),
+            Ok(_) => Err(Error::Internal("a start was answered as something else".to_owned())),
+            Err(error) => Err(error),
         };
-        match outcome {
+        let claims = matches!(outcome, Ok(admission::Outcome::Started { claimed: Some(_) }));
+        if !claims && permit.take().is_some() {
+            // Somebody may have looked for room meanwhile.
+            self.room();
+        }
+        match outcome? {
             admission::Outcome::Started { claimed } => {
-                if let (Some(granted), Some(permit), Some((input, writes))) = (claimed, permit, input) {
+                if let (Some(granted), Some(permit), Some((input, writes))) = (claimed, permit.take(), input) {
                     let mut seen: Seen = writes.iter().map(|write| (write.key.clone(), write.value.clone())).collect();
                     seen.insert(Key::trusted("input"), Some(input));
                     worker::spawn(self, granted, seen, permit);
@@ -1389,5 +1397,23 @@ mod tests {
         inner.room();
         let woken = tokio::time::timeout(Duration::from_millis(50), inner.wake_worker.notified()).await;
         assert!(woken.is_err(), "nobody waits for room any more");
+    }
+
+    /// What is known to be ready is not forgotten when there is no room for it, and becomes a backlog after a while.
+    #[tokio::test]
+    async fn ready_steps_that_find_no_room_for_long_are_a_backlog() {
+        let store = MemoryStore::new(Arc::new(ManualClock::new(1_000)));
+        let inner = Engine::on(store).concurrency(1).build(false).expect("it is set up");
+        let _permit = inner.slots.clone().try_acquire_owned().expect("there is room");
+        inner.hub.ready_count.store(3, Ordering::Relaxed);
+        let begin = Instant::now();
+        let mut told = Vec::new();
+        for ms in [0, 5, 19, 20] {
+            let left = worker::claim(&inner).await.expect("it has nothing to do");
+            let pause = inner.spill(left, begin + Duration::from_millis(ms)).await.expect("it is well");
+            told.push((left, pause.as_millis(), inner.has_backlog()));
+        }
+        assert_eq!(told, [(true, 20, false), (true, 15, false), (true, 1, false), (true, 1_000, true)]);
+        assert_eq!(inner.take_ready(), 3);
     }
 }

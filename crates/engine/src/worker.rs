@@ -111,8 +111,8 @@ impl Slot {
 /// Room that is kept for a claim is taken from the starts that come meanwhile, whose first steps then have to be claimed
 /// too. So it asks for as many as are known to be ready, and for few where only a look can tell.
 pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<bool, Error> {
-    let known = engine.take_ready();
     loop {
+        let known = engine.take_ready();
         let most = if engine.has_backlog() { CLAIM_MAX } else { known.clamp(CLAIM_FEW, CLAIM_MAX) };
         let mut permits: Vec<OwnedSemaphorePermit> = Vec::new();
         while permits.len() < most
@@ -121,7 +121,7 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<bool, Error> {
             permits.push(permit);
         }
         if permits.is_empty() {
-            engine.look_later();
+            engine.look_later(known);
             if engine.slots.available_permits() == 0 {
                 return Ok(known > 0 || engine.has_backlog());
             }

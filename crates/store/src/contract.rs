@@ -176,7 +176,8 @@ pub struct Identity {
 
 /// The connection of the committer: it loads what a batch wants and saves what the batch decided.
 ///
-/// `load` opens a transaction when none is open; `save`, `confirm` and `abandon` end it. All calls block.
+/// `load` begins a batch when there is none, and with it a transaction unless it has all it needs at hand; `save`, `confirm`
+/// and `abandon` end it. All calls block.
 pub trait Writer: Send {
     /// Loads the wanted rows into the snapshot. May be called again within the transaction for more.
     ///

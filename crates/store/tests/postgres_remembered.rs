@@ -29,7 +29,7 @@ const MOMENT: Moment = Moment { now: DAY_ONE, epoch: 1 };
 
 fn open(cluster: &Cluster) -> (PostgresStore, Box<dyn Writer>) {
     let clock = Arc::new(ManualClock::new(DAY_ONE));
-    let store = PostgresStore::open_with(&cluster.url("committers=1"), clock, || Ok(SECRET)).expect("the store opens");
+    let store = PostgresStore::open_with(&cluster.url("committers=2"), clock, || Ok(SECRET)).expect("the store opens");
     let writer = store.writer().expect("a writer");
     (store, writer)
 }
@@ -112,6 +112,50 @@ fn a_step_is_decided_without_a_look_at_the_server() {
     assert_eq!(log(&cluster, "w"), "workflow_created step_started step_completed step_started");
     assert_eq!(log(&cluster, "another"), "workflow_created step_started");
     assert_sound(&store);
+}
+
+/// A claim goes to whatever committer has time, and the step's commit to that of the workflow.
+#[test]
+fn the_committers_of_a_process_remember_together() {
+    let cluster = Cluster::start(&[]);
+    let (store, mut one) = open(&cluster);
+    let mut other = store.writer().expect("another writer");
+    let first = started(one.as_mut(), "w");
+    cluster.pause();
+    let (mut wants, mut snapshot) = (Wants::default(), Snapshot::new());
+    let command = complete(first.held.clone());
+    command.wants(&MOMENT, &mut wants);
+    other.load(&wants, &mut snapshot).expect("it asks nobody");
+    decide(&mut snapshot, &command, &MOMENT).expect("it decides");
+    cluster.resume();
+    assert!(matches!(other.save(&snapshot), Saved::Written));
+    let answers = outcomes(one.as_mut(), &[complete(first.held)]);
+    assert!(matches!(&answers[..], [Outcome::Commit(commit::Outcome::AlreadyCommitted(_))]), "{answers:?}");
+    assert_sound(&store);
+}
+
+/// Those that did not commit deleted nothing.
+#[test]
+fn the_rows_of_batches_stay_few() {
+    let cluster = Cluster::start(&[]);
+    let (store, mut writer) = open(&cluster);
+    for n in 1..=600 {
+        if n % 64 == 0 {
+            // Refused, and decided anew.
+            cluster.sql("update steadfast.store set epoch = epoch + 1");
+        }
+        let epoch = writer.epoch();
+        let Applied::Committed(_) = apply(writer.as_mut(), &Moment { epoch, ..MOMENT }, &[start(&format!("w-{n}"))])
+        else {
+            panic!("{n} is committed in the end")
+        };
+    }
+    let rows: u32 = cluster.sql("select count(*) from steadfast.batches").parse().expect("a number");
+    assert!((1..=256).contains(&rows), "{rows}");
+    assert_eq!(cluster.sql("select max(batch) = 600 from steadfast.batches"), "f", "some were refused");
+    drop(writer);
+    drop(store);
+    assert_eq!(cluster.sql("select count(*) from steadfast.batches"), "0", "nobody asks for them any more");
 }
 
 #[test]

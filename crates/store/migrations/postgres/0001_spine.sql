@@ -71,8 +71,8 @@ create table {schema}.events (
 -- page for as many new versions as it has rows.
 create table {schema}.heads (
     workflow bigint not null,
-    revision bigint not null default 1,                 -- counts the writes of this row: whoever decided on it proves by
-                                                        -- it that nobody came between
+    revision bigint not null default 1,                 -- the batch that wrote this row: whoever decided on it proves by it
+                                                        -- that nobody came between
     seq bigint not null,
     created_at bigint not null,
     updated_at bigint not null,

@@ -233,15 +233,17 @@ pub(super) async fn leave(session: &Session, place: &Place, berth: Berth) -> Res
     session
         .client
         .query_typed(
-            &place.text(
-                "with gone as (delete from {schema}.nodes where node = $1 and boot = $2)
-                 delete from {schema}.batches where boot = $2",
-            ),
+            &place.text("delete from {schema}.nodes where node = $1 and boot = $2"),
             &[(&berth.node, Type::INT4), (&berth.boot, Type::INT8)],
         )
         .await
+        .map_err(postgres("give a node number back"))?;
+    session
+        .client
+        .query_typed(&place.text("delete from {schema}.batches where boot = $1"), &[(&berth.boot, Type::INT8)])
+        .await
         .map(drop)
-        .map_err(postgres("give a node number back"))
+        .map_err(postgres("forget this node's batches"))
 }
 
 /// Reads a process from the three columns that begin at 3.

@@ -148,11 +148,11 @@ impl Share {
                 let both = [numbers.clone(), numbers.clone()].concat();
                 let seqs = [vec![seq; batch], vec![seq + 1; batch]].concat();
                 let heads_at = vec![seq + 1; batch];
-                let revisions = vec![seq / 2; batch];
+                let (revisions, one) = (vec![1_i64; batch], 1_i64);
                 let events: [&(dyn ToSql + Sync); 7] = [&twice, &both, &seqs, &types, &twice, &at, &payloads];
-                let updated: [&(dyn ToSql + Sync); 23] = [
+                let updated: [&(dyn ToSql + Sync); 24] = [
                     numbers, &revisions, &heads_at, &long, &kept, &no_text, &steps, &long, &short, &short, &tokens,
-                    &long, &workers, &long, &remotes, &long, &long, &long, &long, &no_text, &none, &wakes, &due,
+                    &long, &workers, &long, &remotes, &long, &long, &long, &long, &no_text, &none, &wakes, &due, &one,
                 ];
                 let put: [&(dyn ToSql + Sync); 5] = [&ones, numbers, &keys, &values, &heads_at];
                 let (events, heads, put, committed) = futures_util::join!(

@@ -38,10 +38,16 @@ impl Numbers {
         Some(taken)
     }
 
-    /// Adds what was just read.
-    pub(super) fn add(&self, numbers: impl IntoIterator<Item = i64>, now: Instant) {
+    /// Adds what was read then.
+    pub(super) fn add(&self, numbers: impl IntoIterator<Item = i64>, read: Instant) {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.free.extend(numbers.into_iter().map(|number| (number, now)));
+        inner.free.retain(|_, before| read.saturating_duration_since(*before) <= AGE);
+        inner.free.extend(numbers.into_iter().map(|number| (number, read)));
+    }
+
+    /// Forgets everything: another server may count from somewhere else.
+    pub(super) fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Inner::default();
     }
 
     /// Notes that these were given out without having been here.
@@ -70,5 +76,11 @@ mod tests {
         assert_eq!(numbers.take(1, begin), Some(vec![9]));
         numbers.add([10], begin);
         assert_eq!(numbers.take(1, begin + AGE * 2), None, "others may have given out greater ones");
+        numbers.add([11], begin);
+        numbers.add([12], begin + AGE * 2);
+        assert_eq!(numbers.0.lock().expect("held by nobody").free.len(), 1, "what is too old goes");
+        numbers.clear();
+        numbers.add([1], begin);
+        assert_eq!(numbers.take(1, begin), Some(vec![1]));
     }
 }

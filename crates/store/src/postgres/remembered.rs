@@ -27,7 +27,7 @@ pub(super) struct Life {
     pub epoch: u64,
 }
 
-/// A head with what its row is called and how often it was written.
+/// A head with what its row is called and which batch wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kept {
     pub number: Handle,

@@ -30,7 +30,7 @@ pub(super) fn head(row: &Row, first: usize, namespace: &Namespace) -> Result<Hea
     columns.head(&key)
 }
 
-/// Reads how often a head was written, likewise.
+/// Reads which batch wrote a head, likewise.
 pub(super) fn revision(row: &Row, first: usize) -> Result<i64, StoreError> {
     get(row, first + 28).map_err(|problem| StoreError::Corrupt { what: "head", key: "?".to_owned(), problem })
 }

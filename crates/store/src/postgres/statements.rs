@@ -123,7 +123,8 @@ macro_rules! heads {
 }
 
 /// Holds inside a transaction that was begun and has its number from `Moment`, and nowhere else: were `begin` refused,
-/// what follows it in the same piece would be carried out statement by statement.
+/// what follows it in the same piece would be carried out statement by statement. Asked by all that belongs to a batch;
+/// forgetting what is old does no harm by itself.
 macro_rules! begun {
     () => {
         "pg_current_xact_id_if_assigned() is not null"
@@ -298,13 +299,13 @@ pub(super) static WRITER: [Text; 28] = [
         text: concat!(
             "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
                  epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
-                 due, namespace, id, name, options, priority, created_at)
-             select * from ", rows!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
+                 due, namespace, id, name, options, priority, created_at, revision)
+             select u.*, $29 from ", rows!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
             begun!()
         ),
         types: &[
             I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8, I4,
-            TEXT, TEXT, TEXT, I4, I8,
+            TEXT, TEXT, TEXT, I4, I8, Type::INT8,
         ],
     },
     // `= any(array[..])` because with `=` heads could also be walked in the order of their key and each of them looked
@@ -312,7 +313,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "with changed as (
-                 update {schema}.heads h set revision = h.revision + 1, seq = u.seq, updated_at = u.updated_at,
+                 update {schema}.heads h set revision = $24, seq = u.seq, updated_at = u.updated_at,
                      status = u.status, code = u.code, step = u.step, visit = u.visit, attempt = u.attempt,
                      delivery = u.delivery, token = u.token, epoch = u.epoch, worker = u.worker, boot = u.boot,
                      remote = u.remote, started_at = u.started_at, lease_ms = u.lease_ms, lease_until = u.lease_until,
@@ -325,13 +326,14 @@ pub(super) static WRITER: [Text; 28] = [
         ),
         types: &[
             I8, I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8,
+            Type::INT8,
         ],
     },
     // The same for those whose worker goes on from step to step: what stays as it is need not be sent.
     Text {
         text: concat!(
             "with changed as (
-                 update {schema}.heads h set revision = h.revision + 1, seq = u.seq, updated_at = u.updated_at,
+                 update {schema}.heads h set revision = $13, seq = u.seq, updated_at = u.updated_at,
                      step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
                      started_at = u.started_at, lease_until = u.lease_until, step_deadline = u.step_deadline
                  from ",
@@ -345,7 +347,7 @@ pub(super) static WRITER: [Text; 28] = [
             " returning 1) ",
             all_of!("$1", "changed")
         ),
-        types: &[I8, I8, I8, I8, TEXT, I8, I4, I4, BYTES, I8, I8, I8],
+        types: &[I8, I8, I8, I8, TEXT, I8, I4, I4, BYTES, I8, I8, I8, Type::INT8],
     },
     Text {
         text: concat!(
@@ -462,6 +464,36 @@ mod tests {
     use super::*;
     use crate::postgres::place::Place;
     use crate::postgres::session::{Purpose, Session};
+
+    #[test]
+    fn every_statement_of_a_save_asks_whether_there_is_a_transaction() {
+        let asks = |which: W| WRITER[which as usize].text.contains(begun!());
+        let writes = |which: W| {
+            let text = WRITER[which as usize].text;
+            ["insert into", "update {", "delete from"].iter().any(|word| text.contains(word))
+        };
+        let save = [
+            W::InsertAdmissions,
+            W::InsertEvents,
+            W::InsertHeads,
+            W::UpdateHeads,
+            W::GoOn,
+            W::LeaveReady,
+            W::EnterReady,
+            W::LeaveTimed,
+            W::EnterTimed,
+            W::EndBadly,
+            W::PutVariables,
+            W::DropVariables,
+            W::InsertCalls,
+            W::Seal,
+        ];
+        assert!(save.into_iter().all(|which| writes(which) && asks(which)));
+        let writing =
+            WRITER.iter().filter(|text| ["insert", "update {", "delete"].iter().any(|word| text.text.contains(word)));
+        // Those of `save`, and what is forgotten or stands alone: ForgetCalls, ForgetBatches, AddNamespace.
+        assert_eq!(writing.count(), save.len() + 3);
+    }
 
     /// A save is one piece, and its statements come behind a `begin`. Were that cancelled at the server's shell, each of
     /// them would be a transaction of its own.

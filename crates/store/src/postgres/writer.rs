@@ -5,7 +5,8 @@
 //! A step's commit finds the head as this process wrote it last in memory, see [`remembered`](super::remembered), and a
 //! start takes for granted that its id is new. Both are proved by the statements that save: a head is changed under the
 //! revision that was decided on, a receipt has its primary key. Where it turns out otherwise nothing was written, and
-//! the batch is decided anew from what is loaded. A batch that holds anything else is loaded whole, which locks its heads.
+//! the batch is decided anew from what is loaded. A batch that wants anything else, such as a head that is not remembered
+//! or a page of ready ones, is loaded whole, which locks its heads.
 //!
 //! # Locks
 //! The first load of a batch locks the heads that its commands name, in the order of their keys; pages of ready and due
@@ -49,11 +50,13 @@ const KNOWN_MAX: usize = 65_536;
 const CALL_AGE_MS: i64 = 86_400_000;
 /// How long a batch may take to load or to save before its connection is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A batch costs two round trips and a commit however small it is: worth a little waiting.
+/// A batch costs a round trip and a commit however small it is: worth a little waiting.
 const GATHERS: Duration = Duration::from_micros(200);
 /// How many batches look for the receipts of their starts after one that took an id for new which was not: at first, and
 /// at most where that happens again and again.
 const LOOKS_FIRST: (u32, u32) = (16, 4_096);
+/// Odd, so that no two batches of a writer come to the same revision; large, so that those of two writers are far apart.
+const SPREAD: i64 = 0x5851_F42D_4C95_7F2D;
 /// A writer's rows of batches: so many of the last are kept, and as many are deleted together.
 const BATCHES_KEPT: i64 = 128;
 
@@ -71,6 +74,8 @@ pub(super) struct PostgresWriter {
     /// What this writer is called, and how many batches it has sent.
     name: i64,
     sent: i64,
+    /// The rows of batches before this one are deleted.
+    forgotten: i64,
     batch: Option<Batch>,
     /// Decides the next batch on what is loaded: the last one has met somebody.
     careful: bool,
@@ -101,7 +106,7 @@ struct Batch {
 /// A head as it was before a batch.
 #[derive(Debug, Clone)]
 struct Seen {
-    /// How often it was written.
+    /// Which batch wrote it.
     revision: i64,
     /// The open claim.
     claim: Option<Claim>,
@@ -200,6 +205,7 @@ impl PostgresWriter {
             known: HashMap::new(),
             name: random_name()?,
             sent: 0,
+            forgotten: 0,
             batch: None,
             careful: false,
             starts: Starts::default(),
@@ -234,7 +240,10 @@ impl PostgresWriter {
         self.epoch = epoch;
         self.session = Some(session);
         self.batch = None;
+        // In another history the same names may stand for something else.
+        self.known.clear();
         self.shared.remembered.clear();
+        self.shared.numbers.clear();
         Ok(())
     }
 
@@ -417,8 +426,11 @@ impl PostgresWriter {
                 return false;
             }
         }
-        let Some(numbers) = self.shared.numbers.take(admissions.len(), Instant::now()) else { return false };
+        if !heads.iter().all(|key| self.namespace(&key.namespace).is_some()) {
+            return false;
+        }
         let Some(kept) = self.shared.remembered.take(&life, heads.iter()) else { return false };
+        let Some(numbers) = self.shared.numbers.take(admissions.len(), Instant::now()) else { return false };
         let mut batch = Batch { trusts: !admissions.is_empty(), numbers, ..Batch::default() };
         for Kept { number, revision, head } in kept {
             batch.seen.insert(number, Seen { revision, claim: head.claim.clone() });
@@ -434,6 +446,7 @@ impl PostgresWriter {
 
     fn load_all(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> Result<(), StoreError> {
         self.learn_namespaces(wants)?;
+        let is_new = self.batch.is_none();
         let batch = self.batch.get_or_insert_default();
         let first = !std::mem::replace(&mut batch.begun, true);
         let waits = first && batch.unproved.is_empty();
@@ -499,6 +512,7 @@ impl PostgresWriter {
             sent.push((W::Due, vec![now, page]));
         }
         let which: Vec<W> = sent.iter().map(|(which, _)| *which).collect();
+        let began = Instant::now();
         let answers = if sent.is_empty() {
             Vec::new()
         } else {
@@ -509,10 +523,16 @@ impl PostgresWriter {
             |wanted: W| -> Option<Vec<Row>> { answers.next_if(|(which, _)| *which == wanted).map(|(_, rows)| rows) };
 
         if let Some(moment) = next(W::Moment) {
+            let epoch = self.epoch;
             let mut numbers = self.take_moment(&moment)?;
+            if self.epoch != epoch && !is_new {
+                // Some of it was decided before.
+                self.careful = true;
+                return Err(StoreError::Raced { doing: "load a batch" });
+            }
             let spare = numbers.split_off(numbers.len() / 2);
             self.shared.numbers.given(&numbers);
-            self.shared.numbers.add(spare, Instant::now());
+            self.shared.numbers.add(spare, began);
             if let Some(batch) = &mut self.batch {
                 batch.numbers.extend(numbers);
             }
@@ -708,7 +728,8 @@ impl PostgresWriter {
         };
         let receipts = Receipts::new(snapshot, place)?;
         let events = Events::new(snapshot, place)?;
-        // Two statements that change heads lock them in two orders: not where another node may want some of both.
+        // Two statements that change heads lock them in two orders: not where another node may want some of both. Within
+        // this process every command that waits for one head goes to the same committer.
         let alone = self.shared.lease().alone;
         let (mut new, mut changed, mut going_on) = (Heads::default(), Heads::default(), Heads::default());
         let (mut leaving, mut entering) = (Ready::default(), Ready::default());
@@ -754,8 +775,11 @@ impl PostgresWriter {
         self.sent += 1;
         let boot = signed(self.shared.identity.boot);
         let (name, number, epoch, at) = (self.name, self.sent, signed(self.epoch), self.shared.clock.now());
-        let (kept, forgotten) = (number - BATCHES_KEPT, number - BATCHES_KEPT * 2);
+        let (kept, forgotten) = (number - BATCHES_KEPT, self.forgotten);
+        let forgets = kept - forgotten >= BATCHES_KEPT;
         // The next batches may have more starts than this one.
+        // No two batches of any writer have the same.
+        let revision = name.wrapping_add(number.wrapping_mul(SPREAD));
         let refill = i32::try_from(receipts.ids.len() * 2).unwrap_or(i32::MAX);
 
         let mut sent: Sent<'_> = Vec::new();
@@ -763,10 +787,10 @@ impl PostgresWriter {
             sent.push((W::Moment, vec![&refill]));
         }
         if !changed.numbers.is_empty() {
-            sent.push((W::UpdateHeads, changed.args()));
+            sent.push((W::UpdateHeads, changed.args(&revision)));
         }
         if !going_on.numbers.is_empty() {
-            sent.push((W::GoOn, going_on.args_of_steps()));
+            sent.push((W::GoOn, going_on.args_of_steps(&revision)));
         }
         if !same.is_empty() {
             sent.push((W::SameHeads, vec![&same, &same_revisions]));
@@ -778,7 +802,7 @@ impl PostgresWriter {
             sent.push((W::InsertEvents, events.args()));
         }
         if !new.numbers.is_empty() {
-            sent.push((W::InsertHeads, new.all_args()));
+            sent.push((W::InsertHeads, new.all_args(&revision)));
         }
         if !leaving.namespaces.is_empty() {
             sent.push((W::LeaveReady, leaving.args()));
@@ -806,29 +830,33 @@ impl PostgresWriter {
             sent.push((W::InsertCalls, calls.args()));
         }
         sent.push((W::Seal, vec![&boot, &name, &number, &at, &epoch]));
-        if number % BATCHES_KEPT == 0 {
+        if forgets {
             sent.push((W::ForgetBatches, vec![&boot, &name, &forgotten, &kept]));
         }
         if let Some(batch) = &mut self.batch {
             batch.begun = true;
         }
+        let began = Instant::now();
         let exchanged = self.exchange(&sent, !begun, true);
         let life = self.life();
         let answers = match exchanged {
             Ok(answers) => answers,
             Err(failed) => return Ok(Err(failed)),
         };
+        if forgets {
+            self.forgotten = kept;
+        }
         // It has committed, whatever this says.
         if !begun && let Some(moment) = answers.first() {
             match self.take_moment(moment) {
-                Ok(numbers) => self.shared.numbers.add(numbers, Instant::now()),
+                Ok(numbers) => self.shared.numbers.add(numbers, began),
                 Err(error) => tracing::error!(%error, "the store's row cannot be read"),
             }
         }
         let written = snapshot.changed_heads().filter_map(|ChangedHead { head, handle, .. }| {
-            let (number, revision) = match handle {
-                Some(number) => (number, seen.get(&number)?.revision + 1),
-                None => (*admitted.get(&head.key)?, 1),
+            let number = match handle {
+                Some(number) => number,
+                None => *admitted.get(&head.key)?,
             };
             Some(Kept { number, revision, head: head.clone() })
         });
@@ -991,6 +1019,10 @@ impl Writer for PostgresWriter {
                     _ => false,
                 };
                 if refused {
+                    // The commit behind it has ended the transaction.
+                    if let Some(batch) = &mut self.batch {
+                        batch.begun = false;
+                    }
                     return Saved::NotCommitted(self.failed("save a batch", failed));
                 }
                 let backend = self.session.as_ref().and_then(|session| session.backend.clone());
@@ -1195,7 +1227,7 @@ impl Events {
 #[derive(Default)]
 struct Heads<'a> {
     numbers: Vec<i64>,
-    /// Of those that are there: how often each was written when it was decided on.
+    /// Of those that are there: which batch had written each when it was decided on.
     revisions: Vec<i64>,
     seqs: Vec<i64>,
     updated_at: Vec<i64>,
@@ -1276,14 +1308,15 @@ impl<'a> Heads<'a> {
     }
 
     /// For heads that are there.
-    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+    fn args<'s>(&'s self, revision: &'s i64) -> Vec<&'s (dyn ToSql + Sync)> {
         let mut args = self.columns();
         args.insert(1, &self.revisions);
+        args.push(revision);
         args
     }
 
     /// For those whose worker goes on.
-    fn args_of_steps(&self) -> Vec<&(dyn ToSql + Sync)> {
+    fn args_of_steps<'s>(&'s self, revision: &'s i64) -> Vec<&'s (dyn ToSql + Sync)> {
         vec![
             &self.numbers,
             &self.revisions,
@@ -1297,6 +1330,7 @@ impl<'a> Heads<'a> {
             &self.started_at,
             &self.leases_until,
             &self.deadlines,
+            revision,
         ]
     }
 
@@ -1327,7 +1361,7 @@ impl<'a> Heads<'a> {
         ]
     }
 
-    fn all_args(&self) -> Vec<&(dyn ToSql + Sync)> {
+    fn all_args<'s>(&'s self, revision: &'s i64) -> Vec<&'s (dyn ToSql + Sync)> {
         let mut args = self.columns();
         args.extend([
             &self.namespaces as &(dyn ToSql + Sync),
@@ -1336,6 +1370,7 @@ impl<'a> Heads<'a> {
             &self.options as &(dyn ToSql + Sync),
             &self.priorities as &(dyn ToSql + Sync),
             &self.created_at as &(dyn ToSql + Sync),
+            revision,
         ]);
         args
     }
