@@ -39,6 +39,7 @@ on_each_database! {
     a_caller_that_goes_away_leaves_no_claim_behind,
     an_id_that_no_workflow_can_have_is_refused_before_the_store_is_asked,
     what_became_ready_while_all_places_were_taken_does_not_wait_for_a_poll,
+    a_workflow_without_end_gives_way_to_others,
 }
 
 fn open(database: &Database) -> Builder {
@@ -59,6 +60,21 @@ async fn count_up(ctx: Ctx) -> StepResult {
     let at: u32 = if ctx.step() == "start" { 1 } else { ctx.step().parse()? };
     ctx.set("at", &at)?;
     if at >= n { Ok(done(at)) } else { Ok(step((at + 1).to_string())) }
+}
+
+/// Of two workflows and one place, the one that never ends is put back for the other after a while.
+async fn a_workflow_without_end_gives_way_to_others(database: Database) {
+    let endless = |ctx: Ctx| async move { Ok(step(if ctx.step() == "a" { "b" } else { "a" })) };
+    let engine =
+        open(&database).register("endless", endless).register("count", count_up).concurrency(1).run().expect("it runs");
+    within(engine.start("endless", &0).id("endless").into_future()).await.expect("it is accepted");
+    for n in 0..3 {
+        let handle =
+            within(engine.start("count", &3).id(format!("w-{n}")).into_future()).await.expect("it is accepted");
+        assert_eq!(within(handle.result::<u32>()).await.expect("it has its turn"), 3);
+    }
+    within(engine.cancel("endless", "enough", "test")).await.expect("it is cancelled");
+    engine.shutdown(STUCK).await;
 }
 
 async fn verify(engine: &Engine) {
