@@ -284,14 +284,17 @@ impl Drop for Committer {
 pub(crate) struct Committers {
     all: Vec<Committer>,
     refusals: Arc<Refusals>,
+    /// How many of them are worth using now.
+    worth: Box<dyn Fn() -> usize + Send + Sync>,
     /// Whose turn it is to claim.
     turn: AtomicUsize,
 }
 
 impl Committers {
-    /// Starts one thread for each writer that the store has.
+    /// Starts one thread for each writer that the store has. Of these, commands go to as many as `worth` says.
     pub(crate) fn start(
         store: &dyn Store,
+        worth: impl Fn() -> usize + Send + Sync + 'static,
         bounds: &Bounds,
         deliveries_max: u32,
         listener: impl Fn(Option<Hints>) + Clone + Send + Sync + 'static,
@@ -300,19 +303,20 @@ impl Committers {
         let one =
             |_| Committer::start(store, bounds.clone(), deliveries_max, refusals.clone(), Box::new(listener.clone()));
         let all = (0..store.writers()).map(one).collect::<Result<_, _>>()?;
-        Ok(Self { all, refusals, turn: AtomicUsize::new(0) })
+        Ok(Self { all, refusals, worth: Box::new(worth), turn: AtomicUsize::new(0) })
     }
 
     /// The one for this command. Those that name one workflow go by its id.
     fn of(&self, command: &Command) -> &Committer {
+        let worth = if self.all.len() == 1 { 1 } else { (self.worth)().clamp(1, self.all.len()) };
         let n = match workflow(command) {
-            _ if self.all.len() == 1 => 0,
+            _ if worth == 1 => 0,
             Some(key) => {
                 let mut hash = DefaultHasher::new();
                 key.hash(&mut hash);
-                usize::try_from(hash.finish() % self.all.len() as u64).unwrap_or_default()
+                usize::try_from(hash.finish() % worth as u64).unwrap_or_default()
             }
-            None if matches!(command, Command::Claim(_)) => self.turn.fetch_add(1, Ordering::Relaxed) % self.all.len(),
+            None if matches!(command, Command::Claim(_)) => self.turn.fetch_add(1, Ordering::Relaxed) % worth,
             None => 0,
         };
         &self.all[n]

@@ -158,9 +158,10 @@ impl Builder {
             runs: self.concurrency > 0,
             stage: watched,
         };
-        let committer = Committers::start(&*self.store, &self.bounds, self.limits.deliveries_max, move |hints| {
-            listener.hear(hints);
-        })?;
+        let store = Arc::downgrade(&self.store);
+        let worth = move || store.upgrade().map_or(1, |store| store.writers_worth());
+        let hear = move |hints| listener.hear(hints);
+        let committer = Committers::start(&*self.store, worth, &self.bounds, self.limits.deliveries_max, hear)?;
         let ready = hub.ready.clone();
         self.store.on_hint(Box::new(move || ready.notify_one()));
         let inner = Arc::new(Inner {

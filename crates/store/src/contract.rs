@@ -41,6 +41,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         1
     }
 
+    /// How many of them are worth using now. Where other processes write to the same database too, another connection
+    /// takes from theirs.
+    fn writers_worth(&self) -> usize {
+        self.writers()
+    }
+
     /// Short looks from any thread, beside the writer.
     fn reader(&self) -> Arc<dyn Reader>;
 
@@ -128,6 +134,10 @@ impl Store for Box<dyn Store> {
 
     fn writers(&self) -> usize {
         (**self).writers()
+    }
+
+    fn writers_worth(&self) -> usize {
+        (**self).writers_worth()
     }
 
     fn looks(&self) -> usize {

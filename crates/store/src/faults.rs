@@ -154,6 +154,10 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.is_shared()
     }
 
+    fn writers_worth(&self) -> usize {
+        self.inner.writers_worth()
+    }
+
     fn is_alone(&self) -> bool {
         self.inner.is_alone()
     }

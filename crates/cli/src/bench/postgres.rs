@@ -80,6 +80,9 @@ struct Report {
     settings: String,
 }
 
+/// How long nodes take to know of each other.
+const MEETING: Duration = Duration::from_secs(5);
+
 type Failure = Box<dyn std::error::Error>;
 
 /// A scratch schema that is dropped with this value.
@@ -155,6 +158,10 @@ async fn measure(args: &Postgres) -> Result<Report, Failure> {
             let scratch = Scratch::new(&args.store, &format!("e{round}_{i}"))?;
             let engines: Vec<_> =
                 (0..nodes).map(|_| open(&scratch.url, in_flight.div_ceil(nodes))).collect::<Result<_, _>>()?;
+            if nodes > 1 {
+                // As in a store that has had them for a while: each has seen the others when it renewed its lease.
+                tokio::time::sleep(MEETING).await;
+            }
             let took = ten_steps(&engines, workflows, in_flight).await?;
             if let Some(engine) = engines.first() {
                 bytes.push(engine.look(|reader| reader.bytes()).await? as f64 / steps as f64);

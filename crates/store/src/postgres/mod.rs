@@ -444,6 +444,11 @@ impl Store for PostgresStore {
         self.shared.place.committers
     }
 
+    fn writers_worth(&self) -> usize {
+        let place = &self.shared.place;
+        if place.committers_told || self.is_alone() { place.committers } else { 1 }
+    }
+
     fn looks(&self) -> usize {
         self.shared.place.looks
     }

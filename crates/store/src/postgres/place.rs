@@ -115,6 +115,8 @@ pub struct Place {
     pub(super) schema: String,
     pub(super) prepared: Prepared,
     pub(super) committers: usize,
+    /// The URL says how many.
+    pub(super) committers_told: bool,
     pub(super) looks: usize,
 }
 
@@ -155,6 +157,7 @@ impl Place {
             schema: "steadfast".to_owned(),
             prepared: Prepared::Auto,
             committers: COMMITTERS,
+            committers_told: false,
             looks: LOOKS,
         };
         let mut theirs = Vec::new();
@@ -170,7 +173,10 @@ impl Place {
                         _ => return Err(bad(format!("prepared is {value}; give auto, on or off"))),
                     };
                 }
-                "committers" => place.committers = between(name, value, 1..=16)?,
+                "committers" => {
+                    place.committers = between(name, value, 1..=16)?;
+                    place.committers_told = true;
+                }
                 "looks" => place.looks = between(name, value, 1..=64)?,
                 _ if place.keepalive.set(name, value)? || is_settled(name, value)? => {}
                 _ => theirs.push(pair),
