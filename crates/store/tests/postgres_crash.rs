@@ -5,20 +5,19 @@ mod harness;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harness::SECRET;
+use harness::{SECRET, decided};
 use steadfast_core::admission::Asked;
-use steadfast_core::command::{Command, Moment, decide};
+use steadfast_core::command::{Command, Moment};
 use steadfast_core::event::Writes;
 use steadfast_core::json::Json;
 use steadfast_core::limits::Limits;
 use steadfast_core::options::StartOptions;
-use steadfast_core::snapshot::{Snapshot, Wants};
 use steadfast_core::text::{Name, Namespace, WorkflowId, WorkflowKey};
 use steadfast_pgtest::{Cluster, Cut, Mode, Proxy};
 use steadfast_store::clock::ManualClock;
 use steadfast_store::conformance::{Applied, DAY_ONE, apply};
 use steadfast_store::postgres::PostgresStore;
-use steadfast_store::{Fate, Saved, Store, Writer};
+use steadfast_store::{Fate, Saved, Store};
 
 const MOMENT: Moment = Moment { now: DAY_ONE, epoch: 1 };
 
@@ -35,15 +34,6 @@ fn start(id: &str) -> Command {
         options: StartOptions::default(),
     };
     Command::Start(Box::new(asked.check(&Default::default(), &SECRET, &Limits::default()).expect("it is well formed")))
-}
-
-/// Loads and decides; the transaction is open, and has written nothing.
-fn decided(writer: &mut dyn Writer, command: &Command) -> Snapshot {
-    let (mut wants, mut snapshot) = (Wants::default(), Snapshot::new());
-    command.wants(&MOMENT, &mut wants);
-    writer.load(&wants, &mut snapshot).expect("it loads");
-    decide(&mut snapshot, command, &MOMENT).expect("it decides");
-    snapshot
 }
 
 /// The standby that is promoted never had it, so it has not happened; and what is asked once more is told the same.
@@ -64,7 +54,7 @@ fn a_commit_that_a_failover_has_lost_has_not_happened() {
         std::thread::sleep(Duration::from_millis(50));
     }
     standby.stop(Mode::Immediate);
-    let snapshot = decided(writer.as_mut(), &start("lost"));
+    let snapshot = decided(writer.as_mut(), &MOMENT, &[start("lost")]);
     proxy.cut_commits(Cut::After, 1);
     assert!(matches!(writer.save(&snapshot), Saved::Unknown(_)), "its answer is lost");
     assert_eq!(primary.sql("select count(*) from steadfast.admissions"), "2", "here it has happened");
@@ -88,7 +78,7 @@ fn a_transaction_lost_in_a_crash_is_not_taken_for_another_with_its_number() {
     let cluster = Cluster::start(&[]);
     let store = open(&cluster.url("committers=2"));
     let (mut one, mut other) = (store.writer().expect("a writer"), store.writer().expect("another writer"));
-    let snapshot = decided(one.as_mut(), &start("lost"));
+    let snapshot = decided(one.as_mut(), &MOMENT, &[start("lost")]);
     cluster.stop(Mode::Immediate);
     cluster.start_again();
     // It learns of the crash by the first of these.
@@ -126,7 +116,7 @@ fn a_commit_waits_for_its_standby(before: impl Fn(&Cluster), after: impl Fn(&Clu
     let store = open(&proxy.url(""));
     let mut writer = store.writer().expect("a writer");
     before(&primary);
-    let snapshot = decided(writer.as_mut(), &start("w1"));
+    let snapshot = decided(writer.as_mut(), &MOMENT, &[start("w1")]);
     standby.pause();
     let connections = || primary.log().matches("connection authorized: user=steadfast").count();
     let had = connections();

@@ -777,9 +777,9 @@ impl PostgresWriter {
         let (name, number, epoch, at) = (self.name, self.sent, signed(self.epoch), self.shared.clock.now());
         let (kept, forgotten) = (number - BATCHES_KEPT, self.forgotten);
         let forgets = kept - forgotten >= BATCHES_KEPT;
-        // The next batches may have more starts than this one.
         // No two batches of any writer have the same.
         let revision = name.wrapping_add(number.wrapping_mul(SPREAD));
+        // The next batches may have more starts than this one.
         let refill = i32::try_from(receipts.ids.len() * 2).unwrap_or(i32::MAX);
 
         let mut sent: Sent<'_> = Vec::new();

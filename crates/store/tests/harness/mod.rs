@@ -4,18 +4,29 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use steadfast_core::command::{Command, Moment, decide};
 use steadfast_core::fingerprint::FingerprintKey;
+use steadfast_core::snapshot::{Snapshot, Wants};
 use steadfast_pgtest::Shared;
-use steadfast_store::Store;
 use steadfast_store::clock::Clock;
 use steadfast_store::conformance::Harness;
 use steadfast_store::memory::MemoryStore;
 use steadfast_store::postgres::{self, PostgresStore};
 use steadfast_store::sqlite::{self, SqliteStore};
+use steadfast_store::{Store, Writer};
 use tempfile::TempDir;
 
 /// The secret of every store made here, equal to that of a store in memory: receipts then compare.
 pub const SECRET: FingerprintKey = FingerprintKey([0x5f; 32]);
+
+/// Loads and decides, as the first half of a batch; nothing is written.
+pub fn decided(writer: &mut dyn Writer, moment: &Moment, commands: &[Command]) -> Snapshot {
+    let (mut wants, mut snapshot) = (Wants::default(), Snapshot::new());
+    commands.iter().for_each(|command| command.wants(moment, &mut wants));
+    writer.load(&wants, &mut snapshot).expect("it loads");
+    commands.iter().for_each(|command| drop(decide(&mut snapshot, command, moment).expect("it decides")));
+    snapshot
+}
 
 /// Stores in memory.
 #[derive(Default)]
