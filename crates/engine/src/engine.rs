@@ -211,6 +211,7 @@ struct Hub {
     /// The earliest time the sweeper has been told of since it last looked.
     due_at: DueAt,
     ends: Mutex<Ends>,
+    seats_taken: Arc<AtomicUsize>,
     ended_count: std::sync::atomic::AtomicU64,
 }
 
@@ -225,16 +226,30 @@ struct Ends {
 
 /// The room that a workflow takes while it runs. It is free when the workflow has ended, not only when the task that ran
 /// it has noticed: whoever hears of an end and starts the next one at once finds room for it.
-pub(crate) struct Seat(Mutex<Option<OwnedSemaphorePermit>>);
+pub(crate) struct Seat {
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    /// How many seats of the process are taken. Room that a claim or a start on its way keeps free is no seat.
+    taken: Arc<AtomicUsize>,
+}
 
 impl Seat {
-    pub(crate) fn new(permit: OwnedSemaphorePermit) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(permit))))
+    fn new(permit: OwnedSemaphorePermit, taken: &Arc<AtomicUsize>) -> Arc<Self> {
+        taken.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { permit: Mutex::new(Some(permit)), taken: taken.clone() })
     }
 
     /// Makes room.
     pub(crate) fn leave(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if self.permit.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            self.taken.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Seat {
+    /// A runtime that ends drops its tasks.
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -694,8 +709,10 @@ impl Inner {
     }
 
     /// A workflow takes a slot.
-    pub(crate) fn enters(&self, key: &WorkflowKey, seat: Arc<Seat>) {
-        self.hub.ends().running.insert(key.clone(), seat);
+    pub(crate) fn enters(&self, key: &WorkflowKey, permit: OwnedSemaphorePermit) -> Arc<Seat> {
+        let seat = Seat::new(permit, &self.hub.seats_taken);
+        self.hub.ends().running.insert(key.clone(), seat.clone());
+        seat
     }
 
     /// A workflow has left its slot.
@@ -1317,7 +1334,7 @@ impl Engine {
     /// How many commands wait for the committer, and how many workflows run here.
     pub fn load(&self) -> (usize, usize) {
         let inner = self.inner();
-        (inner.committer.waiting(), inner.concurrency - inner.slots.available_permits())
+        (inner.committer.waiting(), inner.hub.seats_taken.load(Ordering::Relaxed))
     }
 
     /// How many workflows have ended since this engine began, whoever ran them.
@@ -1372,7 +1389,7 @@ mod tests {
             let (hub, slots) = (Hub::default(), Arc::new(Semaphore::new(1)));
             let permit = slots.clone().try_acquire_owned().expect("there is room");
             // The task that runs it has the seat too.
-            let seat = Seat::new(permit);
+            let seat = Seat::new(permit, &hub.seats_taken);
             hub.ends().running.insert(key.clone(), seat.clone());
             let (waiter, runs) = Waiter::new(&hub, &key);
             assert!(runs);
@@ -1380,6 +1397,24 @@ mod tests {
             assert_eq!(slots.available_permits(), room, "{event:?}");
             drop((waiter, seat));
         }
+    }
+
+    /// Room that is kept for a claim on its way holds no workflow yet.
+    #[tokio::test]
+    async fn what_runs_is_counted_by_seats() {
+        let store = MemoryStore::new(Arc::new(ManualClock::new(1_000)));
+        let inner = Engine::on(store).concurrency(4).build(false).expect("it is set up");
+        let engine = Engine { guard: Arc::new(Guard { inner: inner.clone() }) };
+        let room = || inner.slots.clone().try_acquire_owned().expect("there is room");
+        let (permit, _asked) = (room(), room());
+        assert_eq!(engine.load().1, 0);
+        let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("w") };
+        let seat = inner.enters(&key, permit);
+        assert_eq!(engine.load().1, 1);
+        seat.leave();
+        assert_eq!(engine.load().1, 0);
+        inner.leaves(&key, &seat);
+        assert_eq!(engine.load().1, 0, "it leaves once");
     }
 
     /// A worker without room knows of no backlog: what runs there is not put back for others, and starts go on to claim

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 
 use crate::context::{Ctx, Seen};
 use crate::definition::{Decision, Failure};
-use crate::engine::{Inner, Seat};
+use crate::engine::Inner;
 use crate::error::Error;
 
 /// Steps of one workflow in a row while other ready work waits.
@@ -150,8 +150,7 @@ pub(crate) async fn claim(engine: &Arc<Inner>) -> Result<bool, Error> {
 pub(crate) fn spawn(engine: &Arc<Inner>, granted: Granted, seen: Seen, permit: OwnedSemaphorePermit) {
     let engine = engine.clone();
     let key = granted.held.key.clone();
-    let seat = Seat::new(permit);
-    engine.enters(&key, seat.clone());
+    let seat = engine.enters(&key, permit);
     tokio::spawn(async move {
         let slot = engine.take_slot();
         run(&engine, granted, seen, &slot).await;
