@@ -159,18 +159,53 @@ async fn a_restart_of_the_database_is_survived() {
     engine.shutdown(STUCK).await;
 }
 
+/// A newer release has taken the store: a node of this one says so and is not ready, so that nobody is sent to it. When
+/// it may again, it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_a_migration_excludes_is_not_ready_and_says_why() {
+    let cluster = Cluster::start(&[]);
+    let engine = node(&cluster.url(""), 16);
+    within(engine.start("count", &3).id("before")).await.unwrap();
+    within(engine.handle("before").end()).await.unwrap();
+    cluster.sql("update steadfast.store set version = 2, oldest = 2");
+    let mut n = 0;
+    within(async {
+        while engine.is_ready() {
+            let refused = engine.start("count", &3).id(format!("refused-{n}")).await.map(drop);
+            assert_eq!(refused.as_ref().map_err(Error::code), Err("store_foreign"), "{refused:?}");
+            n += 1;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert!(engine.refuses_writes());
+    cluster.sql("update steadfast.store set version = 1, oldest = 1");
+    within(engine.start("count", &3).id("after")).await.unwrap();
+    within(engine.handle("after").end()).await.unwrap();
+    assert!(engine.is_ready());
+    assert_eq!(cluster.sql("select count(*) from steadfast.heads"), "2");
+    engine.shutdown(STUCK).await;
+}
+
 /// A step that wants to read while the database is away waits for it: that is no failed attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_costs_a_step_that_reads_no_attempt() {
     let cluster = Cluster::start(&[]);
     let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
     let (go, may_go) = tokio::sync::watch::channel(false);
     let handler = move |ctx: Ctx| {
-        let (begun, mut may_go) = (begun.clone(), may_go.clone());
+        let (begun, asked, mut may_go) = (begun.clone(), asked.clone(), may_go.clone());
         async move {
             begun.send(()).unwrap();
             may_go.wait_for(|go| *go).await.unwrap();
-            Ok(done(ctx.get::<u32>("absent").await?.unwrap_or(ctx.attempt())))
+            let mut absent = std::pin::pin!(ctx.get::<u32>("absent"));
+            let absent = tokio::select! {
+                biased;
+                answered = &mut absent => answered,
+                () = async { asked.send(()).unwrap() } => absent.await,
+            };
+            Ok(done(absent?.unwrap_or(ctx.attempt())))
         }
     };
     let engine = Engine::open(&cluster.url("")).unwrap().register("reads", handler).run().unwrap();
@@ -180,7 +215,7 @@ async fn an_outage_costs_a_step_that_reads_no_attempt() {
     within(begins.recv()).await.unwrap();
     cluster.stop(Mode::Immediate);
     go.send_replace(true);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    within(asks.recv()).await.expect("the read waits for its answer");
     cluster.start_again();
     assert_eq!(within(engine.handle("w").result::<u32>()).await.unwrap(), 1, "in its first attempt");
     engine.shutdown(STUCK).await;

@@ -255,3 +255,28 @@ fn nothing_is_written_under_an_epoch_that_is_over() {
     writer.abandon();
     assert_sound(&store);
 }
+
+/// A newer release has migrated the store to what this one does not understand, while a batch was on its way.
+#[test]
+fn a_release_that_may_no_longer_use_the_store_writes_nothing_more() {
+    let cluster = Cluster::start(&[]);
+    let (_store, mut writer) = open(&cluster);
+    let first = started(writer.as_mut(), "w");
+    let snapshot = decided(writer.as_mut(), &MOMENT, &[complete(first.held.clone())]);
+    cluster.sql("update steadfast.store set version = 2, oldest = 2");
+    match writer.save(&snapshot) {
+        Saved::NotCommitted(error) => assert_eq!(error.code(), "store_busy", "{error}"),
+        other => panic!("{other:?}"),
+    }
+    for command in [complete(first.held.clone()), start("another")] {
+        match apply(writer.as_mut(), &MOMENT, &[command]) {
+            Applied::NotCommitted(error) => assert_eq!(error.code(), "store_foreign", "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(log(&cluster, "w"), "workflow_created step_started");
+    assert_eq!(log(&cluster, "another"), "");
+    // As when the release is set up again.
+    cluster.sql("update steadfast.store set version = 1, oldest = 1");
+    outcomes(writer.as_mut(), &[complete(first.held)]);
+}

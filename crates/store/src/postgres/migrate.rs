@@ -65,14 +65,22 @@ pub(super) async fn version(session: &Session, place: &Place) -> Result<i32, Sto
         .await
         .map_err(postgres(doing))?;
     let (version, oldest) = rows.first().map_or((0, 0), |row| (row.get::<_, i32>(0), row.get::<_, i32>(1)));
-    if oldest > known() {
-        return Err(foreign(format!(
-            "its schema is version {version} and needs a release that knows {oldest} or later, this one knows {}; \
-             use a newer release",
-            known()
-        )));
-    }
+    may_use(place, oldest)?;
     Ok(version)
+}
+
+/// # Errors
+/// [`StoreError::Foreign`] when the store needs a later release than this one. A running node finds out with its next
+/// batch.
+pub(super) fn may_use(place: &Place, oldest: i32) -> Result<(), StoreError> {
+    if oldest <= known() {
+        return Ok(());
+    }
+    let problem = format!(
+        "it needs a release that knows version {oldest} of its schema or later, this one knows {}; use a newer release",
+        known()
+    );
+    Err(StoreError::Foreign { path: place.to_string().into(), problem })
 }
 
 /// Brings the store to this release's schema. Answers the version it had.

@@ -152,12 +152,13 @@ const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
 pub(super) static WRITER: [Text; 28] = [
-    // Gives the transaction its number, without which nothing is written; the server's time; the store's epoch; and
-    // numbers for what this batch or the next ones admit, which are not used again if they do not.
+    // Gives the transaction its number, without which nothing is written; the server's time; the store's epoch;
+    // numbers for what this batch or the next ones admit, which are not used again if they do not; and the oldest
+    // release that may use the store.
     Text {
         text: "select (extract(epoch from clock_timestamp()) * 1000)::bigint, (select s.epoch from {schema}.store s),
                       array(select nextval('{schema}.workflow_numbers') from generate_series(1, $1)),
-                      pg_current_xact_id() is null",
+                      (select s.oldest from {schema}.store s), pg_current_xact_id() is null",
         types: &[Type::INT4],
     },
     Text { text: "select namespace, name from {schema}.namespaces", types: &[] },
@@ -436,18 +437,19 @@ pub(super) static WRITER: [Text; 28] = [
         ),
         types: &[I8, I8],
     },
-    // The batch itself, which commits under the epoch that it was decided in or not at all.
+    // The batch itself, which commits under the epoch that it was decided in and as long as this release may, or not
+    // at all.
     Text {
         text: concat!(
             "with sealed as (
                  insert into {schema}.batches (boot, writer, batch, at, void)
-                 select $1, $2, $3, $4, false from {schema}.store s where s.epoch = $5 and ",
+                 select $1, $2, $3, $4, false from {schema}.store s where s.epoch = $5 and s.oldest <= $6 and ",
             begun!(),
             " returning 1)
              select case when count(*) = 1 then 0
-                 else ('steadfast: the store has another epoch; it is tried again, ' || count(*))::int end from sealed"
+                 else ('steadfast: the store has another epoch or release; it is tried again, ' || count(*))::int end from sealed"
         ),
-        types: &[Type::INT8, Type::INT8, Type::INT8, Type::INT8, Type::INT8],
+        types: &[Type::INT8, Type::INT8, Type::INT8, Type::INT8, Type::INT8, Type::INT4],
     },
     Text {
         text: "delete from {schema}.batches b where b.boot = $1 and b.writer = $2 and b.batch >= $3 and b.batch < $4",
@@ -541,7 +543,7 @@ mod tests {
             assert_eq!(count(table).await, 1, "{which:?} in a transaction");
         }
         let number: i64 = 1;
-        let seal: [&(dyn ToSql + Sync); 5] = [&number, &number, &number, &number, &number];
+        let seal: [&(dyn ToSql + Sync); 6] = [&number, &number, &number, &number, &number, &1_i32];
         assert!(session.run(W::Seal as usize, &seal).await.is_err(), "nothing says that the batch has committed");
         assert_eq!(count("batches").await, 0);
         let leave: [(W, &[&(dyn ToSql + Sync)], &str); 3] = [

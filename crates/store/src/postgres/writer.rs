@@ -40,7 +40,7 @@ use super::remembered::{Kept, Life};
 use super::rows;
 use super::session::{Backend, Kind, Purpose, Session, kind, note, postgres, told};
 use super::statements::{W, WRITER};
-use super::{Shared, board};
+use super::{Shared, board, migrate};
 use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
 use crate::stored::{Stored, signed, stored_options, wake_number};
 
@@ -642,6 +642,7 @@ impl PostgresWriter {
         let corrupt =
             || StoreError::Corrupt { what: "store row", key: "-".to_owned(), problem: "there is none".to_owned() };
         let row = rows.first().ok_or_else(corrupt)?;
+        migrate::may_use(&self.shared.place, row.get::<_, Option<i32>>(3).ok_or_else(corrupt)?)?;
         self.shared.read_clock(row.get(0));
         let epoch: i64 = row.get::<_, Option<i64>>(1).ok_or_else(corrupt)?;
         self.epoch = epoch.unsigned_abs();
@@ -775,6 +776,7 @@ impl PostgresWriter {
         self.sent += 1;
         let boot = signed(self.shared.identity.boot);
         let (name, number, epoch, at) = (self.name, self.sent, signed(self.epoch), self.shared.clock.now());
+        let release = migrate::known();
         let (kept, forgotten) = (number - BATCHES_KEPT, self.forgotten);
         let forgets = kept - forgotten >= BATCHES_KEPT;
         // No two batches of any writer have the same.
@@ -829,7 +831,7 @@ impl PostgresWriter {
             sent.push((W::ForgetCalls, vec![&calls.forget]));
             sent.push((W::InsertCalls, calls.args()));
         }
-        sent.push((W::Seal, vec![&boot, &name, &number, &at, &epoch]));
+        sent.push((W::Seal, vec![&boot, &name, &number, &at, &epoch, &release]));
         if forgets {
             sent.push((W::ForgetBatches, vec![&boot, &name, &forgotten, &kept]));
         }
