@@ -29,7 +29,7 @@ const WARM: Duration = Duration::from_millis(1_000);
 const CALM: Duration = Duration::from_millis(2_500);
 /// What the promise is.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// What is asserted: other tests may take the processor away for a while.
+/// What is waited for at the end: other tests may take the processor away for a while.
 const RECOVERY_MAX: Duration = Duration::from_secs(20);
 /// How many workflows are looked at over HTTP at the end.
 const SAMPLE: usize = 60;
@@ -128,6 +128,24 @@ impl Scene {
             (time.is_some() || next.is_none()).then_some((healed.what.as_str(), time))
         });
         each.collect()
+    }
+
+    /// Waits until the rate is what it was before the first fault, no longer than was promised.
+    pub fn is_back_in_time(&self, url: &str) -> bool {
+        let last = self.healed.last().expect("something was inflicted");
+        loop {
+            let (ends, until) = (found::ends(url), now());
+            match recovery(&ends, self.rate(&ends) * 0.9, last.end, until) {
+                Some(time) if time <= RECOVERY => return true,
+                // The second in which so many end begins in time and is over later.
+                None if until - last.end <= 1_000 + i64::try_from(RECOVERY.as_millis()).expect("it is short") => {}
+                _ => {
+                    println!("late: after {} the rate was not back in {} s", last.what, RECOVERY.as_secs());
+                    return false;
+                }
+            }
+            sleep(Duration::from_millis(200));
+        }
     }
 
     /// Goes on until the rate is what it was, or for as long as that may take.
