@@ -841,7 +841,8 @@ impl Runner {
             {
                 orphaned.extend(tell_unknown(delivery.jobs));
             }
-            std::thread::sleep(pause);
+            // Every process of a store meets the same outage; they shall not all knock at the same moment.
+            std::thread::sleep(pause / 2 + pause * u32::try_from(jitter() % 64).expect("it is small") / 64);
             pause = (pause * 2).min(Duration::from_millis(250));
         };
         if fate.is_none()

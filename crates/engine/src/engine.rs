@@ -39,6 +39,9 @@ use crate::worker::{self, Slot};
 
 /// How long a loop waits for a hint before it looks by itself.
 const POLL: Duration = Duration::from_secs(1);
+/// How much later than the first process of a store the others reach for what is due, in milliseconds.
+const LATER_MS: i64 = 50;
+const LATER_SPREAD_MS: u64 = 100;
 /// How long ready steps wait for room in this process before they count as a backlog, and others are told of them. A
 /// moment without room is none to share: what another process takes comes back slowly.
 const SPILL: Duration = Duration::from_millis(20);
@@ -519,16 +522,7 @@ impl Inner {
             tokio::time::sleep(pause).await;
             Ok(())
         });
-        supervise(self, "sweeper", |engine| async move {
-            engine.sweep().await?;
-            // Told of an earlier time meanwhile, or not: what the store says is what counts.
-            engine.hub.due_at.0.store(i64::MAX, Ordering::SeqCst);
-            let next = engine.look(|reader| reader.next_due()).await?;
-            let pause = next.and_then(|next| engine.clock.until(next)).map_or(POLL, |pause| pause.min(POLL));
-            engine.hub.due_at.0.fetch_min(next.unwrap_or(i64::MAX), Ordering::SeqCst);
-            wait(&engine, engine.hub.due.notified(), pause).await;
-            Ok(())
-        });
+        supervise(self, "sweeper", |engine| async move { engine.sweep_when_due().await });
         if self.is_shared {
             supervise(self, "ends", |engine| async move {
                 wait(&engine, std::future::pending(), ENDS_POLL).await;
@@ -589,6 +583,27 @@ impl Inner {
         let mut stage = self.stage.subscribe();
         // The sender lives as long as `self`.
         let _ = stage.wait_for(|stage| *stage >= Stage::Draining).await;
+    }
+
+    /// Repairs what is overdue, and waits for what will be next. Several processes of a store do not all reach for it at
+    /// the same moment: the first of them does, and the others see a moment later whether it has.
+    async fn sweep_when_due(&self) -> Result<(), Error> {
+        let is_first = self.is_first();
+        if is_first {
+            self.sweep().await?;
+        }
+        // Told of an earlier time meanwhile, or not: what the store says is what counts.
+        self.hub.due_at.0.store(i64::MAX, Ordering::SeqCst);
+        let mut next = self.look(|reader| reader.next_due()).await?;
+        if !is_first && next.is_some_and(|next| next.saturating_add(LATER_MS) <= self.clock.now()) {
+            self.sweep().await?;
+            next = self.look(|reader| reader.next_due()).await?;
+        }
+        let pause = next.and_then(|next| self.clock.until(next)).map_or(POLL, |pause| pause.min(POLL));
+        self.hub.due_at.0.fetch_min(next.unwrap_or(i64::MAX), Ordering::SeqCst);
+        let later = if is_first { 0 } else { LATER_MS.unsigned_abs() + u64::from(self.random_u32()) % LATER_SPREAD_MS };
+        wait(self, self.hub.due.notified(), pause + Duration::from_millis(later)).await;
+        Ok(())
     }
 
     /// Repairs what is overdue now.
@@ -656,6 +671,11 @@ impl Inner {
     /// True when no other process can run steps of this store.
     fn is_alone(&self) -> bool {
         self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_alone())
+    }
+
+    /// True when what any process of the store could do is this one's to do first.
+    fn is_first(&self) -> bool {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_first())
     }
 
     /// False when what the store writes by itself has failed for several seconds.

@@ -129,6 +129,39 @@ async fn nodes_share_a_backlog_and_run_each_step_once() {
     }
 }
 
+/// Timers are due one after the other: nodes that are idle do not all look at each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_due_wakes_one_node_and_not_all() {
+    let cluster = Cluster::start(&[("shared_preload_libraries", "pg_stat_statements")]);
+    cluster.sql("create extension pg_stat_statements");
+    let url = cluster.url("");
+    let nap = |ctx: Ctx| async move {
+        if ctx.step() == "woken" {
+            return Ok(done(()));
+        }
+        let millis: u64 = ctx.get("input").await?.unwrap_or(0);
+        Ok(step("woken").after(Duration::from_millis(millis)))
+    };
+    let sleeper = || Engine::open(&url).expect("the store opens").register("nap", nap).run().expect("it runs");
+    let nodes: Vec<Engine> = (0..6).map(|_| sleeper()).collect();
+    let timers = 100_u64;
+    for n in 0..timers {
+        let node = &nodes[usize::try_from(n).unwrap() % nodes.len()];
+        within(node.start("nap", &(1_500 + 25 * n)).id(format!("w{n}"))).await.unwrap();
+    }
+    cluster.sql("select pg_stat_statements_reset()");
+    for n in 0..timers {
+        within(nodes[0].handle(&format!("w{n}")).end()).await.unwrap();
+    }
+    // One that is overdue for a moment is reached for by others too.
+    let reaches = "select sum(calls) from pg_stat_statements where query like '%.timed t%skip locked%'";
+    let reaches: u64 = cluster.sql(reaches).parse().expect("a sum is a number");
+    assert!((1..=3 * timers).contains(&reaches), "{reaches} sweeps for {timers} timers on {} nodes", nodes.len());
+    for node in nodes {
+        node.shutdown(STUCK).await;
+    }
+}
+
 /// BC-109: the server is restarted under load; the same engine goes on, and nothing acknowledged is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_database_is_survived() {

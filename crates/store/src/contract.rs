@@ -73,6 +73,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// True when no process that has the store open began earlier, as far as was seen in the last few seconds: what any
+    /// of them could do, and one must, is left to the first for a moment. At times several are the first, or none.
+    fn is_first(&self) -> bool {
+        true
+    }
+
     /// False when what this process writes by itself, without a command, has failed for several seconds.
     fn is_writable(&self) -> bool {
         true
@@ -150,6 +156,10 @@ impl Store for Box<dyn Store> {
 
     fn is_alone(&self) -> bool {
         (**self).is_alone()
+    }
+
+    fn is_first(&self) -> bool {
+        (**self).is_first()
     }
 
     fn is_writable(&self) -> bool {

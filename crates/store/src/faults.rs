@@ -162,6 +162,10 @@ impl<S: Store> Store for Faulty<S> {
         self.inner.is_alone()
     }
 
+    fn is_first(&self) -> bool {
+        self.inner.is_first()
+    }
+
     fn is_writable(&self) -> bool {
         self.inner.is_writable()
     }

@@ -215,17 +215,28 @@ pub(super) async fn renew(session: &Session, place: &Place, berth: Berth) -> Res
     }
 }
 
-/// True when no other node is on board, also none that may be gone.
-pub(super) async fn is_alone(session: &Session, place: &Place, berth: Berth) -> Result<bool, StoreError> {
+/// Who else is on board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Company {
+    /// Nobody, and nobody who may be gone.
+    pub alone: bool,
+    /// Nobody who lives began earlier.
+    pub first: bool,
+}
+
+pub(super) async fn company(session: &Session, place: &Place, berth: Berth) -> Result<Company, StoreError> {
+    let text = format!(
+        "select count(*) filter (where boot <> $1) = 0,
+                count(*) filter (where boot < $1 and expires_at >= {NOW}) = 0
+         from {{schema}}.nodes"
+    );
     let rows = session
         .client
-        .query_typed(
-            &place.text("select not exists (select from {schema}.nodes where boot <> $1)"),
-            &[(&berth.boot, Type::INT8)],
-        )
+        .query_typed(&place.text(&text), &[(&berth.boot, Type::INT8)])
         .await
         .map_err(postgres("look for other nodes"))?;
-    Ok(rows.first().is_some_and(|row| row.get(0)))
+    let company = rows.first().map(|row| Company { alone: row.get(0), first: row.get(1) });
+    Ok(company.expect("a count is one row"))
 }
 
 /// Gives the number back.

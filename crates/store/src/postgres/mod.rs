@@ -39,7 +39,7 @@ pub use self::reader::PostgresReader;
 pub(crate) use self::session::{may_pass, told};
 pub use self::shell::Shell;
 
-use self::board::Berth;
+use self::board::{Berth, Company};
 use self::clock::ServerClock;
 use self::hints::Hints;
 use self::learned::Learned;
@@ -97,23 +97,23 @@ struct Lease {
     since: Instant,
     /// When it was renewed last.
     renewed: Instant,
-    /// No other node was on board then.
-    alone: bool,
+    /// Who else was on board then.
+    company: Company,
     left: bool,
 }
 
 impl Lease {
-    fn new(berth: Berth, alone: bool, now: Instant) -> Self {
-        Self { berth, since: now, renewed: now, alone, left: false }
+    fn new(berth: Berth, company: Company, now: Instant) -> Self {
+        Self { berth, since: now, renewed: now, company, left: false }
     }
 
-    fn renewed(&mut self, berth: Berth, alone: bool, now: Instant) {
+    fn renewed(&mut self, berth: Berth, company: Company, now: Instant) {
         if now.duration_since(self.renewed) > GAP_MAX {
             self.since = now;
         }
         self.renewed = now;
         self.berth = berth;
-        self.alone = alone;
+        self.company = company;
     }
 
     /// True when a lease of another node that is over says something of that node. What kept this one from renewing,
@@ -157,20 +157,20 @@ impl PostgresStore {
         })?;
         let background = Arc::new(Background::start(&place)?);
         let learned = Arc::new(Learned::default());
-        let (identity, berth, alone, now) = background.wait({
+        let (identity, berth, company, now) = background.wait({
             let (place, learned) = (place.clone(), learned.clone());
             async move {
                 let session = Session::connect(&place, &learned, &[], Purpose::Write).await?;
                 let now = server_time(&session).await?;
                 migrate::migrate(&session, &place, secret, now).await?;
                 let (identity, berth) = board::board(&session, &place).await?;
-                let alone = board::is_alone(&session, &place, berth).await?;
-                Ok((identity, berth, alone, now))
+                let company = board::company(&session, &place, berth).await?;
+                Ok((identity, berth, company, now))
             }
         })?;
         let server_clock = clock.is_none().then(|| Arc::new(ServerClock::new(now)));
         let clock = clock.or_else(|| server_clock.clone().map(|clock| clock as Arc<dyn Clock>));
-        let lease = Arc::new(Mutex::new(Lease::new(berth, alone, Instant::now())));
+        let lease = Arc::new(Mutex::new(Lease::new(berth, company, Instant::now())));
         background.handle().spawn(keep_lease(place.clone(), learned.clone(), lease.clone(), server_clock.clone()));
         background.handle().spawn(reach::watch(place.clone(), learned.clone()));
         let hints = Arc::new(Hints::default());
@@ -372,18 +372,18 @@ async fn keep_lease(place: Place, learned: Arc<Learned>, lease: Arc<Mutex<Lease>
                 None => Session::connect(&place, &learned, &[], Purpose::Look).await?,
             };
             let berth = board::renew(&open, &place, berth).await?;
-            let alone = board::is_alone(&open, &place, berth).await?;
+            let company = board::company(&open, &place, berth).await?;
             if let Some(clock) = &clock {
                 clock.read(server_time(&open).await?);
             }
-            Ok::<_, StoreError>((open, berth, alone))
+            Ok::<_, StoreError>((open, berth, company))
         };
         pause = RENEWAL_AGAIN;
         let failed = match tokio::time::timeout(RENEWAL, renewed).await {
-            Ok(Ok((open, berth, alone))) => {
+            Ok(Ok((open, berth, company))) => {
                 session = Some(open);
                 pause = RENEWAL;
-                lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, alone, Instant::now());
+                lease.lock().unwrap_or_else(PoisonError::into_inner).renewed(berth, company, Instant::now());
                 seldom.over();
                 continue;
             }
@@ -462,7 +462,11 @@ impl Store for PostgresStore {
     }
 
     fn is_alone(&self) -> bool {
-        self.shared.lease().alone
+        self.shared.lease().company.alone
+    }
+
+    fn is_first(&self) -> bool {
+        self.shared.lease().company.first
     }
 
     fn is_writable(&self) -> bool {
@@ -542,14 +546,15 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let berth = Berth { node: 1, boot: 1 };
-        let mut lease = Lease::new(berth, true, begin);
+        let company = Company { alone: true, first: true };
+        let mut lease = Lease::new(berth, company, begin);
         let mut judged = String::new();
         // An outage from 21 to 40 that the node sees the end of at 42.
         let renewals = [4, 8, 12, 16, 20, 42, 46, 50, 54, 58];
         for second in [10, 14, 16, 20, 26, 27, 39, 41, 42, 56, 57, 58] {
             for renewal in renewals {
                 if renewal <= second && at(renewal) > lease.renewed {
-                    lease.renewed(berth, true, at(renewal));
+                    lease.renewed(berth, company, at(renewal));
                 }
             }
             judged += &format!("{second}:{} ", if lease.judges_others(at(second)) { "yes" } else { "no" });

@@ -731,7 +731,7 @@ impl PostgresWriter {
         let events = Events::new(snapshot, place)?;
         // Two statements that change heads lock them in two orders: not where another node may want some of both. Within
         // this process every command that waits for one head goes to the same committer.
-        let alone = self.shared.lease().alone;
+        let alone = self.shared.lease().company.alone;
         let (mut new, mut changed, mut going_on) = (Heads::default(), Heads::default(), Heads::default());
         let (mut leaving, mut entering) = (Ready::default(), Ready::default());
         let (mut untimed, mut timed) = (Timed::default(), Timed::default());
