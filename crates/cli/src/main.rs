@@ -20,6 +20,7 @@ mod serve;
 mod show;
 mod start;
 mod verify;
+mod why;
 
 mod samples;
 
@@ -49,6 +50,8 @@ enum Verb {
     Start(start::Start),
     /// Show a workflow: where it stands and how it came there.
     Show(show::Show),
+    /// Say why a workflow does not run now, or who runs it.
+    Why(why::Why),
     /// Print a workflow's events.
     Events(events::Events),
     /// Print a workflow's variables.
@@ -118,6 +121,7 @@ impl Verb {
             Self::Serve(serve) => serve::serve(serve).await,
             Self::Start(start) => start.run().await,
             Self::Show(show) => show.run().await,
+            Self::Why(why) => why.run().await,
             Self::Events(events) => events.run().await,
             Self::Scratchpad(scratchpad) => scratchpad.run().await,
             Self::List(list) => list.run().await,
@@ -140,6 +144,7 @@ impl Verb {
             Self::Demo(demo) => demo.wants_json(),
             Self::Start(start) => start.client.json,
             Self::Show(show) => show.client.json,
+            Self::Why(why) => why.client.json,
             Self::Events(events) => events.client.json,
             Self::Scratchpad(scratchpad) => scratchpad.client.json,
             Self::List(list) => list.client.json,

@@ -78,7 +78,7 @@ fn because(reason: &str, width: usize) -> String {
     if reason.is_empty() { String::new() } else { format!(": {}", short(reason, width)) }
 }
 
-fn time(ms: Option<i64>) -> String {
+pub fn time(ms: Option<i64>) -> String {
     ms.map_or_else(|| "?".to_owned(), instant)
 }
 

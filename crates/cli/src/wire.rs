@@ -42,6 +42,20 @@ pub struct Workflow {
     pub error: Option<Failure>,
 }
 
+/// Why it does not run, or who runs it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Reason {
+    pub why: String,
+    pub step: String,
+    pub attempt: u32,
+    pub worker: String,
+    pub since: Option<i64>,
+    pub until: Option<i64>,
+    pub status: String,
+    pub code: Option<String>,
+}
+
 /// Who runs its step.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -45,6 +45,10 @@ fn verbs_say_what_they_did_and_end_with_their_code(database: Database) {
         (vec!["start", "nobody_knows", "--id", "n"], 0, "n", "no worker"),
         (vec!["show", "with / and ü"], 0, "attempt 2 failed", ""),
         (vec!["show", "n"], 0, "blocked", ""),
+        (vec!["why", "n"], 0, "no worker knows step start", ""),
+        (vec!["why", "a"], 0, "a has ended: completed", ""),
+        (vec!["why", "zero"], 0, "zero has ended: failed (invalid_input)", ""),
+        (vec!["why", "missing"], 5, "", "unknown_workflow"),
         (vec!["show", "missing"], 5, "", "unknown_workflow"),
         (vec!["events", "a"], 0, "workflow_completed", ""),
         (vec!["events", "a", "--from", "2", "--limit", "1"], 0, "step_completed", "--from 3"),
@@ -55,6 +59,7 @@ fn verbs_say_what_they_did_and_end_with_their_code(database: Database) {
         (vec!["list", "--status", "failed"], 0, "zero", ""),
         (vec!["list", "--status", "nonsense"], 6, "", "status"),
         (vec!["list", "--name", "sleeper"], 0, "sleeping", ""),
+        (vec!["why", "s"], 0, "s sleeps until", ""),
         (vec!["cancel", "s", "--reason", "enough"], 0, "is cancelled", ""),
         (vec!["cancel", "s"], 0, "had ended before: cancelled", ""),
         (vec!["cancel", "missing"], 5, "", "unknown_workflow"),
@@ -88,6 +93,8 @@ fn json_is_one_value_and_has_the_documented_members(database: Database) {
     assert_eq!(shown["result"]["steps"], 3);
     assert_eq!(shown["seq"], 7);
     get(&["start", "sleeper", "--input", r#"{"seconds":60}"#, "--id", "s", "--json"]);
+    let why = get(&["why", "s", "--json"]);
+    assert!(["ready", "running", "sleeping"].contains(&why["why"].as_str().unwrap()), "{why}");
     get(&["start", "flaky", "--input", r#"{"failures":500}"#, "--id", "f", "--json"]);
     let failed =
         run(Some(&server.url), &["start", "flaky", "--input", r#"{"failures":500}"#, "--id", "f", "--wait", "--json"]);

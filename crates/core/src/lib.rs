@@ -32,3 +32,4 @@ pub mod heartbeat;
 pub mod sweep;
 
 pub mod verify;
+pub mod why;

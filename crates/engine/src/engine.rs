@@ -21,9 +21,9 @@ use steadfast_core::limits::{Invalid, Limits};
 use steadfast_core::options::{Options, StartOptions};
 use steadfast_core::retry::RetryPolicy;
 use steadfast_core::snapshot::Hints;
-use steadfast_core::state::Status;
 use steadfast_core::sweep::{GiveBack, Report, Sweep};
 use steadfast_core::text::{Key, Name, Namespace, Step, Tag, WorkflowId, WorkflowKey};
+use steadfast_core::why::{self, Why};
 use steadfast_store::clock::Clock;
 use steadfast_store::postgres::{self, PostgresStore};
 use steadfast_store::seldom::Seldom;
@@ -1322,11 +1322,17 @@ impl Engine {
         self.inner().look(look).await
     }
 
-    /// True when `head` is ready and this process does not know its step, nor has another one the store open that might.
+    /// What `head` waits for now, or who runs it. That nobody knows its step is said only while no other process has the
+    /// store open that might.
+    pub fn why(&self, head: &Head) -> Why {
+        let inner = self.inner();
+        let announced = inner.is_alone().then(|| inner.announced());
+        why::why(head, announced.as_deref(), inner.clock.now())
+    }
+
+    /// True when `head` waits for a worker that knows its step, and there is none; see [`why`](Self::why).
     pub fn is_blocked(&self, head: &Head) -> bool {
-        head.status() == Status::Ready
-            && self.inner().is_alone()
-            && !head.visit().is_some_and(|visit| self.inner().announced().knows(&head.name, &visit.step))
+        matches!(self.why(head), Why::Blocked { .. })
     }
 
     /// The limits in force.

@@ -55,6 +55,7 @@ pub use steadfast_core::json::Json;
 pub use steadfast_core::limits::{Invalid, Limits};
 pub use steadfast_core::options::StartOptions;
 pub use steadfast_core::retry::RetryPolicy;
+pub use steadfast_core::why::Why;
 pub use steadfast_store as store;
 
 // The examples of the README and the guide are compiled with the tests.

@@ -70,6 +70,14 @@ pub(crate) async fn workflow_called_bulk(state: State<Arc<App>>, params: Params)
     workflow(state, Target::workflow(WorkflowId::trusted("bulk")), params).await
 }
 
+/// `GET /v1/workflows/{id}/why`
+pub(crate) async fn why(State(app): State<Arc<App>>, target: Target, params: Params) -> Result<Response, Problem> {
+    params.end()?;
+    let key = target.key.clone();
+    let head = app.look(move |reader| reader.head(&key)).await?.ok_or_else(|| unknown(&target))?;
+    json(StatusCode::OK, &wire::Reason::of(target.id(), app.engine.why(&head)))
+}
+
 /// `GET /v1/workflows/{id}/events`
 pub(crate) async fn events(
     State(app): State<Arc<App>>,

@@ -340,6 +340,7 @@ fn router(app: &Arc<App>) -> Router {
         .route("/v1/workflows/{id}/scratchpad", get(look::scratchpad))
         .route("/v1/workflows/{id}/scratchpad/{key}", get(look::variable))
         .route("/v1/workflows/{id}/result", get(outcome::result))
+        .route("/v1/workflows/{id}/why", get(look::why))
         .route("/v1/workflows/{id}/cancel", post(control::cancel))
         .route("/healthz", get(health::alive))
         .route("/readyz", get(health::ready))

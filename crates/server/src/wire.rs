@@ -6,8 +6,9 @@ use serde::Serialize;
 use steadfast::core::event::Event;
 use steadfast::core::head::Head;
 use steadfast::core::state::State;
+use steadfast::core::text::Step;
 use steadfast::store::{Cursor, Logged, Variable};
-use steadfast::{Accepted, Engine, Json};
+use steadfast::{Accepted, Engine, Json, Why};
 
 use crate::problem::Document;
 
@@ -137,6 +138,49 @@ impl Workflow {
                 progress: claim.progress,
             }),
             end,
+        }
+    }
+}
+
+/// Why a workflow does not run, or who runs it.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Reason<'a> {
+    id: &'a str,
+    why: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+}
+
+impl<'a> Reason<'a> {
+    pub(crate) fn of(id: &'a str, why: Why) -> Self {
+        let label = why.label();
+        let at = |step: Step| Self { id, why: label, step: Some(step.as_str().to_owned()), ..Self::default() };
+        match why {
+            Why::Running { step, worker, since, until } => {
+                Self { worker: Some(worker), since: Some(since), until: Some(until), ..at(step) }
+            }
+            Why::Sleeping { step, until } => Self { until: Some(until), ..at(step) },
+            Why::Backoff { step, attempt, until } => Self { attempt: Some(attempt), until: Some(until), ..at(step) },
+            Why::Ready { step, since } | Why::Blocked { step, since } => Self { since: Some(since), ..at(step) },
+            Why::Ended { status, code } => Self {
+                id,
+                why: label,
+                status: Some(status.label()),
+                code: code.map(|code| code.as_str().to_owned()),
+                ..Self::default()
+            },
         }
     }
 }

@@ -176,7 +176,7 @@ fn mixed_by_seed() {
     let seconds = seconds.map_or(15, |text| text.parse().expect("STEADFAST_CHAOS_SECONDS is a number"));
     let mut site = Site::with_standby();
     let seed = seed();
-    let url = site.proxy.url(if seed % 2 == 0 { "prepared=on" } else { "" });
+    let url = site.proxy.url(if seed.is_multiple_of(2) { "prepared=on" } else { "" });
     let mut scene = Scene::begin("mixed", &url, seed);
     let begin = Instant::now();
     for (pause, fault) in plan(scene.seed(), 3) {
