@@ -74,6 +74,7 @@ fn describe() {
     metrics::describe_counter!("steadfast_commits_total", "Commits");
     metrics::describe_counter!("steadfast_commits_unknown_total", "Commits of unknown outcome");
     metrics::describe_counter!("steadfast_events_total", "Events written");
+    metrics::describe_counter!("steadfast_raced_total", "Batches decided anew because another node came first");
     metrics::describe_histogram!("steadfast_batch_commands", "Commands in one commit");
     metrics::describe_histogram!("steadfast_commit_seconds", "Time of one commit, loading and deciding included");
 }

@@ -155,6 +155,17 @@ pub(super) fn kind(error: &Error) -> Kind {
     if gone.contains(code) || code.code().starts_with("08") { Kind::Gone } else { Kind::Refused }
 }
 
+/// Why a batch is decided anew, in a word for a metric.
+pub(super) fn cause(error: &Error) -> &'static str {
+    match error.code() {
+        Some(&SqlState::T_R_DEADLOCK_DETECTED) => "deadlock",
+        Some(&SqlState::T_R_SERIALIZATION_FAILURE) => "serialization",
+        Some(&SqlState::LOCK_NOT_AVAILABLE) => "held",
+        Some(&SqlState::UNIQUE_VIOLATION) => "key",
+        _ => "changed",
+    }
+}
+
 /// True when the same may work later without anybody's doing: the server is away or busy, and has not said no.
 pub(crate) fn may_pass(error: &Error) -> bool {
     if error.as_db_error().is_some() {

@@ -38,7 +38,7 @@ use tokio_postgres::{Error, Row};
 
 use super::remembered::{Kept, Life};
 use super::rows;
-use super::session::{Backend, Kind, Purpose, Session, kind, note, postgres, told};
+use super::session::{Backend, Kind, Purpose, Session, cause, kind, note, postgres, told};
 use super::statements::{W, WRITER};
 use super::{Shared, board, migrate};
 use crate::contract::{Disk, Fate, Saved, StoreError, Writer};
@@ -314,7 +314,7 @@ impl PostgresWriter {
                     Kind::Gone => self.lose(&told(&error)),
                     Kind::Raced => {
                         tracing::debug!(doing, why = told(&error), "another node came first");
-                        metrics::counter!("steadfast_raced_total").increment(1);
+                        metrics::counter!("steadfast_raced_total", "cause" => cause(&error)).increment(1);
                         let trusted = self.batch.as_ref().is_some_and(|batch| batch.trusts);
                         let key = error.as_db_error().and_then(|error| error.constraint()).unwrap_or_default();
                         if trusted && key.starts_with("admissions") {
@@ -527,6 +527,7 @@ impl PostgresWriter {
             let mut numbers = self.take_moment(&moment)?;
             if self.epoch != epoch && !is_new {
                 // Some of it was decided before.
+                metrics::counter!("steadfast_raced_total", "cause" => "changed").increment(1);
                 self.careful = true;
                 return Err(StoreError::Raced { doing: "load a batch" });
             }
