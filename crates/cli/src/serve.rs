@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use steadfast::{Builder, Engine};
+use steadfast::{Builder, Drained, Engine};
 use steadfast_server::{Options, ServeError, Server};
 
 use crate::exit::{Exit, chain};
@@ -81,17 +81,34 @@ impl Common {
             }
             eprintln!("stopping: running steps may finish within {} s; a second signal ends at once", GRACE.as_secs());
         };
-        server.run(stop).await;
+        let (told, stopping) = tokio::sync::oneshot::channel();
+        server
+            .run(async {
+                stop.await;
+                let _ = told.send(Instant::now());
+            })
+            .await;
+        let begin = stopping.await.unwrap_or_else(|_| Instant::now());
         let shut = engine.shutdown(GRACE);
         let mut again = signal(tokio::signal::unix::SignalKind::interrupt())?;
         let mut again_terminate = signal(tokio::signal::unix::SignalKind::terminate())?;
         tokio::select! {
-            () = shut => {}
+            drained = shut => eprintln!("{}", stopped(begin.elapsed(), &drained)),
             _ = again.recv() => eprintln!("ended at once; the next start goes on where this one stopped"),
             _ = again_terminate.recv() => eprintln!("ended at once; the next start goes on where this one stopped"),
         }
         Ok(())
     }
+}
+
+/// What is said at the end of a drain.
+fn stopped(took: Duration, drained: &Drained) -> String {
+    let steps = |n: usize| if n == 1 { "1 running step was".to_owned() } else { format!("{n} running steps were") };
+    let left = match drained.given_back {
+        0 => "every running step has ended".to_owned(),
+        n => format!("{} given back, at no cost of an attempt", steps(n)),
+    };
+    format!("stopped after {:.1} s: {left}", took.as_secs_f64())
 }
 
 fn cannot_listen(error: &ServeError) -> Exit {

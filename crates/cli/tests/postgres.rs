@@ -14,7 +14,7 @@ use steadfast::store::conformance::dump;
 use steadfast::store::postgres::PostgresReader;
 use steadfast::store::sqlite::SqliteReader;
 use steadfast::store::{Filter, Reader};
-use steadfast_pgtest::{Bouncer, Cluster, Shared, psql, shared};
+use steadfast_pgtest::{Bouncer, Cluster, Proxy, Shared, psql, shared};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -732,4 +732,56 @@ fn what_two_nodes_admit_is_run_by_either() {
     let reader = PostgresReader::open(&schema.url).unwrap();
     assert!(reader.head(&key("w-0")).unwrap().is_some());
     assert_eq!(reader.verify(&mut |_| {}).unwrap().faults, []);
+}
+
+/// A migration that was interrupted left its lock behind on a connection that a pooler kept. It ends with its transaction,
+/// whatever ends that: a process that is killed, or a connection that is cut, before a pooler and behind one.
+#[test]
+fn a_migration_that_is_interrupted_leaves_no_lock_behind() {
+    let cluster = Cluster::start(&[]);
+    let (bouncer, proxy) = (Bouncer::start(cluster.port()), Proxy::start(cluster.port()));
+    let wait_for = |what: &str, question: &str, answer: &str| {
+        let begin = Instant::now();
+        while cluster.sql(question) != answer {
+            assert!(begin.elapsed() < STUCK, "{what}: {}", cluster.sql("select * from pg_locks"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let locks = "select count(*) from pg_locks where locktype = 'advisory' and granted";
+    let asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'";
+    for (schema, url, is_cut) in [
+        ("killed", cluster.url("schema=killed"), false),
+        ("pooled", bouncer.url("schema=pooled"), false),
+        ("cut", proxy.url("schema=cut"), true),
+    ] {
+        // Somebody is about to make the schema, and the migration waits for what becomes of that.
+        let text = format!("begin; create schema {schema}; select pg_sleep(100); rollback");
+        std::thread::scope(|scope| {
+            scope.spawn(|| psql(&cluster.url(""), &text).expect_err("it is ended"));
+            wait_for("nobody makes the schema", asleep, "1");
+            let mut migration = std::process::Command::new(common::binary());
+            migration.args(["migrate", "--store", &url]).stderr(std::process::Stdio::null());
+            let mut migration = migration.spawn().unwrap();
+            wait_for("it is in the middle", locks, "1");
+            if schema == "pooled" {
+                // It gives way, and the connection goes back to the pool for a moment.
+                wait_for("it gives way", locks, "0");
+                wait_for("it tries again", locks, "1");
+            }
+            if is_cut {
+                proxy.sever();
+                assert!(!migration.wait().unwrap().success(), "it was cut off");
+            } else {
+                migration.kill().unwrap();
+                migration.wait().unwrap();
+            }
+            wait_for("a lock is left", locks, "0");
+            cluster.sql("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'");
+        });
+        let begin = Instant::now();
+        let server = Server::dev_on(&url);
+        assert!(begin.elapsed() < Duration::from_secs(20), "{schema}: the next server waited {:?}", begin.elapsed());
+        server.stop();
+        wait_for("the next server leaves a lock", locks, "0");
+    }
 }

@@ -74,6 +74,8 @@ pub struct GiveBack {
 pub struct Report {
     /// Sleeps and backoffs that are over.
     pub woken: usize,
+    /// How late each of them was found to be over, in milliseconds.
+    pub late_ms: Vec<u64>,
     /// Claims lost with their lease.
     pub leases_lost: usize,
     /// Attempts timed out.
@@ -100,9 +102,10 @@ pub fn decide(snapshot: &mut Snapshot, sweep: &Sweep, moment: &Moment) -> Result
     for key in keys {
         let Some(head) = snapshot.head(&key)? else { continue };
         match (head.state.clone(), head.claim.clone()) {
-            (State::Sleeping { .. } | State::Backoff { .. }, _) => {
+            (State::Sleeping { until, .. } | State::Backoff { until, .. }, _) => {
                 snapshot.touch(&key, |head| head.state = head.state.at(moment.now));
                 report.woken += 1;
+                report.late_ms.push(u64::try_from(moment.now.saturating_sub(until)).unwrap_or(0));
             }
             (State::Running { visit, .. }, Some(claim)) if claim.lease_until <= moment.now => {
                 let code = FailureCode::trusted("lease_lost");

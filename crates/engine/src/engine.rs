@@ -622,6 +622,10 @@ impl Inner {
                     metrics::counter!("steadfast_swept_total", "kind" => kind).increment(count as u64);
                 }
             }
+            for late_ms in &report.late_ms {
+                metrics::histogram!("steadfast_timer_lateness_seconds")
+                    .record(Duration::from_millis(*late_ms).as_secs_f64());
+            }
             total.woken += report.woken;
             total.leases_lost += report.leases_lost;
             total.timed_out += report.timed_out;
@@ -1040,6 +1044,17 @@ impl IntoFuture for StartCall {
     }
 }
 
+/// How a shutdown went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// How long it took.
+    pub took: Duration,
+    /// Workflows whose step did not end within the grace and was given back.
+    pub given_back: usize,
+    /// Those of them whose handler did not yield: whoever looks after this process's steps next gives them back.
+    pub left: usize,
+}
+
 /// How a workflow ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
@@ -1369,9 +1384,12 @@ impl Engine {
     }
 
     /// Stops: claims nothing more, lets running steps finish within `grace`, gives back the rest without costing
-    /// them an attempt, commits what waits, and lets go of the store.
-    pub async fn shutdown(self, grace: Duration) {
+    /// them an attempt, commits what waits, and lets go of the store. Tells how that went.
+    pub async fn shutdown(self, grace: Duration) -> Drained {
+        let begin = Instant::now();
         let inner = self.inner().clone();
+        let running = || inner.hub.seats_taken.load(Ordering::Relaxed);
+        let (mut given_back, mut left) = (0, 0);
         inner.stage.send_replace(Stage::Draining);
         inner.wake_worker.notify_waiters();
         let all = u32::try_from(inner.concurrency).unwrap_or(u32::MAX);
@@ -1380,8 +1398,10 @@ impl Engine {
             let _ = inner.slots.acquire_many(all).await;
         };
         if tokio::time::timeout(grace, idle(inner.clone())).await.is_err() {
+            given_back = running();
             inner.stage.send_replace(Stage::GraceOver);
             if tokio::time::timeout(Duration::from_secs(5), idle(inner.clone())).await.is_err() {
+                left = running();
                 tracing::warn!("a handler does not yield; its step is given back by the next owner of the store");
             }
         }
@@ -1391,6 +1411,7 @@ impl Engine {
         // The thread runs what waits, which ends in bounded time.
         let _ = tokio::task::spawn_blocking(move || joined.committer.join()).await;
         drop(inner.store.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Drained { took: begin.elapsed(), given_back, left }
     }
 }
 

@@ -46,7 +46,7 @@ mod worker;
 pub use committer::Bounds;
 pub use context::Ctx;
 pub use definition::{Continuation, Definition, Failure, StepResult, done, fail, step};
-pub use engine::{Accepted, Builder, End, Engine, Handle, Request, StartCall};
+pub use engine::{Accepted, Builder, Drained, End, Engine, Handle, Request, StartCall};
 pub use error::Error;
 
 pub use steadfast_core as core;

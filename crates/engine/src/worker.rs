@@ -168,9 +168,12 @@ async fn run(engine: &Arc<Inner>, first: Granted, mut seen: Seen, slot: &Slot) {
     let mut steps = 0;
     while let Some(granted) = next {
         steps += 1;
-        let held_long = steps >= STREAK_STEPS || started.elapsed() >= STREAK_TIME;
-        let go_on = !(engine.is_draining() || (held_long && engine.has_backlog()));
-        (next, seen) = attempt(engine, granted, seen, slot, go_on).await;
+        // Asked when the step has run: meanwhile the engine may have been told to stop.
+        let goes_on = || {
+            let held_long = steps >= STREAK_STEPS || started.elapsed() >= STREAK_TIME;
+            !(engine.is_draining() || (held_long && engine.has_backlog()))
+        };
+        (next, seen) = attempt(engine, granted, seen, slot, goes_on).await;
     }
 }
 
@@ -180,12 +183,12 @@ async fn attempt(
     granted: Granted,
     seen: Seen,
     slot: &Slot,
-    go_on: bool,
+    goes_on: impl Fn() -> bool,
 ) -> (Option<Granted>, Seen) {
     let (mut command, mut seen) = decide(engine, &granted, seen, Some(slot)).await;
     let mut writes = Writes::default();
     if let Command::Complete(complete) = &mut command
-        && go_on
+        && goes_on()
     {
         complete.claim_next = Some(engine.terms());
         writes = complete.writes.clone();

@@ -652,3 +652,82 @@ async fn nobody_says_that_no_worker_knows_a_step_while_another_node_might() {
     assert!(!start("w-1").await.known);
     front.shutdown(STUCK).await;
 }
+
+/// A connection that listens was lost, and nobody made it anew. Cut again and again, nodes find each other's work when
+/// they look; left in peace, they hear of it as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_cannot_listen_for_a_while_hear_each_other_again() {
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let (plain, schema) = url.split_once("?schema=").unwrap();
+    let url = format!("{url}&application_name={schema}");
+    let (front, back) = (node(&url, 0), node(&url, 8));
+    // What such a connection has said last: nobody else says these, nor nothing.
+    let listeners = |what: &str| -> usize {
+        let text = format!(
+            "select count(*) {what} from pg_stat_activity
+             where application_name = '{schema}' and (query = '' or query ~ '^(listen|notify) ')"
+        );
+        steadfast_pgtest::psql(plain, &text).unwrap().trim().parse().unwrap()
+    };
+    let (mut cuts, mut handles) = (0, Vec::new());
+    for round in 0..40 {
+        cuts += listeners("filter (where pg_terminate_backend(pid))");
+        if round % 4 == 0 {
+            handles.push(within(front.start("count", &3).id(format!("cut-{round}"))).await.unwrap());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(cuts >= 4, "each was cut more than once: {cuts}");
+    for handle in handles {
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    let begin = Instant::now();
+    while listeners("") != 2 {
+        assert!(begin.elapsed() < STUCK, "they do not listen again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let begin = Instant::now();
+    for n in 0..10 {
+        let handle = within(front.start("count", &3).id(format!("w-{n}"))).await.unwrap();
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 3);
+    }
+    // Without hints each would have waited up to a second for the other node.
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    front.shutdown(STUCK).await;
+    back.shutdown(STUCK).await;
+}
+
+/// A cancel had no effect on a running step whose worker could only poll: it hears of it by its heartbeat.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_behind_a_pooler_hears_of_a_cancel_with_its_heartbeat() {
+    const LEASE: Duration = Duration::from_secs(6);
+    let shared = steadfast_pgtest::shared();
+    let url = shared.fresh_url();
+    let (_, schema) = url.split_once('?').unwrap();
+    let bouncer = Bouncer::start(shared.port());
+    let front = node(&url, 0);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |ctx: Ctx| {
+        let tell = tell.clone();
+        async move {
+            tell.send("begun").unwrap();
+            ctx.cancelled().await;
+            tell.send("cancelled").unwrap();
+            Ok(done(0))
+        }
+    };
+    let builder = Engine::open(&bouncer.url(schema)).unwrap().register("waits", handler);
+    let worker = builder.lease(LEASE).run().unwrap();
+    within(front.start("waits", &()).id("w")).await.unwrap();
+    assert_eq!(within(told.recv()).await, Some("begun"));
+    let asked = Instant::now();
+    within(front.cancel("w", "enough", "test")).await.unwrap();
+    assert_eq!(within(told.recv()).await, Some("cancelled"));
+    // A beat comes in each third of a lease.
+    assert!(asked.elapsed() < LEASE, "it heard after {:?}", asked.elapsed());
+    assert_eq!(within(front.head("w")).await.unwrap().status(), Status::Cancelled);
+    for node in [front, worker] {
+        node.shutdown(STUCK).await;
+    }
+}

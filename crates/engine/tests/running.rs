@@ -159,8 +159,11 @@ async fn a_graceful_shutdown_lets_a_step_finish_and_gives_the_rest_back_without_
     engine.start("waits", &()).id("ends").await.unwrap();
     engine.start("waits", &()).id("hangs").await.unwrap();
     within(begun.acquire_many(2)).await.unwrap().forget();
-    may_end.notify_one();
-    within(engine.shutdown(Duration::from_millis(200))).await;
+    // Told to stop first: its next step is not claimed any more.
+    let shutdown = engine.shutdown(Duration::from_millis(200));
+    let (drained, ()) = within(async { tokio::join!(biased; shutdown, async { may_end.notify_one() }) }).await;
+    assert_eq!((drained.given_back, drained.left), (1, 0));
+    assert!(drained.took >= Duration::from_millis(200), "the grace was its own: {drained:?}");
 
     let engine = Engine::open(&url).unwrap().concurrency(0).run().unwrap();
     let ends = engine.head("ends").await.unwrap();

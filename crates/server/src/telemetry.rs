@@ -75,6 +75,10 @@ fn describe() {
     metrics::describe_counter!("steadfast_commits_unknown_total", "Commits of unknown outcome");
     metrics::describe_counter!("steadfast_events_total", "Events written");
     metrics::describe_counter!("steadfast_raced_total", "Batches decided anew because another node came first");
+    metrics::describe_histogram!(
+        "steadfast_timer_lateness_seconds",
+        "From when a wait was over to when that was found"
+    );
     metrics::describe_histogram!("steadfast_batch_commands", "Commands in one commit");
     metrics::describe_histogram!("steadfast_commit_seconds", "Time of one commit, loading and deciding included");
 }
@@ -104,6 +108,16 @@ pub(crate) async fn scrape(State(app): State<Arc<App>>) -> Response {
     // A store that cannot tell is missing here, as is usual for what is not known.
     if let Ok(bytes) = app.look(|reader| reader.bytes()).await {
         gauge(&mut text, "steadfast_store_bytes", "Bytes the store takes", bytes);
+    }
+    if let Ok(Some(oldest)) = app.look(|reader| reader.oldest_snapshot()).await {
+        let (name, help) =
+            ("steadfast_oldest_snapshot_transactions", "Transactions since the oldest snapshot held by any session");
+        gauge(&mut text, name, help, oldest.transactions);
+        if let Some(age) = oldest.age {
+            let (name, help) =
+                ("steadfast_oldest_snapshot_seconds", "Seconds since the oldest transaction with a snapshot began");
+            gauge(&mut text, name, help, age.as_secs());
+        }
     }
     let mut response = (StatusCode::OK, text).into_response();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

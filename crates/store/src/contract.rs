@@ -367,6 +367,15 @@ impl Verified {
     }
 }
 
+/// The oldest snapshot that keeps dead rows in the database: none that has died since can go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OldestSnapshot {
+    /// How many transactions have begun since.
+    pub transactions: u64,
+    /// How long ago its transaction began, where that may be seen.
+    pub age: Option<Duration>,
+}
+
 /// Short looks beside the writer. All calls block; none holds a read transaction longer than it answers, and none
 /// answers what is not durable.
 pub trait Reader: Send + Sync {
@@ -439,6 +448,14 @@ pub trait Reader: Send + Sync {
     /// # Errors
     /// [`StoreError`] when the look fails.
     fn bytes(&self) -> Result<u64, StoreError>;
+
+    /// The oldest snapshot of the database, whoever holds it, where others can hold one.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn oldest_snapshot(&self) -> Result<Option<OldestSnapshot>, StoreError> {
+        Ok(None)
+    }
 }
 
 /// What went wrong in a store, and while doing what. It names keys and never holds contents.

@@ -16,6 +16,6 @@ mod stored;
 pub mod conformance;
 
 pub use contract::{
-    Cursor, Disk, Fate, Filter, Identity, Listed, Logged, Page, Reader, Saved, Store, StoreError, Variable, Verified,
-    Writer,
+    Cursor, Disk, Fate, Filter, Identity, Listed, Logged, OldestSnapshot, Page, Reader, Saved, Store, StoreError,
+    Variable, Verified, Writer,
 };

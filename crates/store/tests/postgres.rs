@@ -63,8 +63,9 @@ fn every_statement_has_its_plan_whatever_the_statistics_say() {
             .collect();
         scans.insert(name, how);
     }
-    // It looks at the catalogue alone.
+    // They look at the catalogue alone.
     scans.remove("look Bytes");
+    scans.remove("look OldestSnapshot");
     for (name, how) in &scans {
         let all = how.join("\n");
         assert!(
@@ -261,4 +262,43 @@ fn a_migration_waits_for_no_lock_for_long() {
     assert!(folder.1 < std::time::Duration::from_secs(20));
     let reader = PostgresReader::open(&url).expect("the store is there");
     assert_eq!(reader.list(&Filter::all(Namespace::default_namespace()), None, 10).expect("it lists").items, []);
+}
+
+/// An idle transaction of somebody else kept every dead row, and nobody was told. Whoever looks sees how old it is, or at
+/// least, as a role that may not see when others began, how many transactions ago.
+#[test]
+fn the_oldest_snapshot_is_seen_whoever_holds_it() {
+    let cluster = Cluster::start(&[]);
+    cluster.sql("create role app login; create schema own authorization app; create role other superuser login");
+    let url = |role: &str| cluster.url("schema=own").replace("steadfast@", &format!("{role}@"));
+    drop(open(&url("app")).expect("the store opens"));
+    let (own, all) = (PostgresReader::open(&url("app")), PostgresReader::open(&cluster.url("schema=own")));
+    let (own, all) = (own.expect("the store is there"), all.expect("the store is there"));
+    let oldest = |reader: &PostgresReader| reader.oldest_snapshot().expect("it looks").expect("others can hold one");
+    let began = std::time::Instant::now();
+    let calm = oldest(&all);
+    assert!(calm.age.is_none_or(|age| age < std::time::Duration::from_secs(60)), "{calm:?}");
+    std::thread::scope(|scope| {
+        let holder = cluster.url("").replace("steadfast@", "other@");
+        scope.spawn(move || {
+            let text = "begin isolation level repeatable read; select 1 from own.store; select pg_sleep(600)";
+            psql(&holder, text).expect_err("it is ended")
+        });
+        let asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep' and backend_xmin is not null";
+        while cluster.sql(asleep) != "1" {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "nobody holds a snapshot");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let held = std::time::Instant::now();
+        (0..50).for_each(|_| drop(cluster.sql("select pg_current_xact_id()")));
+        let least = held.elapsed();
+        let (seen, hidden) = (oldest(&all), oldest(&own));
+        assert!(seen.transactions >= 50 && seen.age.is_some_and(|age| age >= least), "{seen:?}");
+        assert!(hidden.transactions >= 50 && hidden.age.is_none(), "{hidden:?}");
+        cluster.sql("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'");
+    });
+    let begin = std::time::Instant::now();
+    while oldest(&all).transactions >= 50 {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(30), "it is told for ever");
+    }
 }

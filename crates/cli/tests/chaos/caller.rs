@@ -4,6 +4,7 @@
 //! whatever node, until there is a definite answer: it was done, or it is certainly refused for good.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -30,6 +31,8 @@ pub struct Caller {
     pub job: &'static str,
     /// How many ids it has made.
     made: u64,
+    /// How many requests it has sent to a node.
+    pub sent: usize,
 }
 
 /// What one attempt came to.
@@ -63,7 +66,7 @@ impl Told {
 impl Caller {
     pub fn new(name: String, nodes: Arc<Nodes>, ledger: Arc<Ledger>, chance: Chance) -> Self {
         let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().expect("a client without proxies");
-        Self { name, http, nodes, ledger, chance, job: "none", made: 0 }
+        Self { name, http, nodes, ledger, chance, job: "none", made: 0, sent: 0 }
     }
 
     pub fn fresh_id(&mut self) -> String {
@@ -79,6 +82,7 @@ impl Caller {
 
     pub async fn attempt(&mut self, method: Method, path: &str, body: Option<&Value>) -> Attempt {
         let Some(url) = self.somewhere() else { return Attempt::NotNow };
+        self.sent += 1;
         let mut request = self.http.request(method, format!("{url}{path}"));
         if let Some(body) = body {
             request = request.json(body);
@@ -107,12 +111,15 @@ impl Caller {
     /// Asks until there is a definite answer, and says whether an attempt before it may have been written. `None` when
     /// there is none for long, which is a fault.
     pub async fn ask(&mut self, method: Method, path: &str, body: Option<&Value>) -> Option<(Told, bool)> {
-        let (begin, mut doubt) = (Instant::now(), false);
+        let (begin, before, mut doubt) = (Instant::now(), self.sent, false);
         while begin.elapsed() < 2 * STUCK {
             let attempt = self.attempt(method.clone(), path, body).await;
             self.note(&attempt);
             match attempt {
-                Attempt::Definite(told) => return Some((told, doubt)),
+                Attempt::Definite(told) => {
+                    self.ledger.tally.sent_most.fetch_max(self.sent - before, Ordering::Relaxed);
+                    return Some((told, doubt));
+                }
                 Attempt::NotNow => {}
                 Attempt::Doubt => doubt = true,
             }

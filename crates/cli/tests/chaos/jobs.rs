@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -157,6 +158,7 @@ fn bulk(caller: &mut Caller, n: u64) -> Running<'_> {
         // Either of the two may turn out to be the replay.
         lines[0].2 = true;
         lines.push(lines[0].clone());
+        let before = caller.sent;
         for _ in 0..1_000 {
             let told = bulk_once(caller, &lines).await;
             let mut left = Vec::new();
@@ -171,6 +173,7 @@ fn bulk(caller: &mut Caller, n: u64) -> Running<'_> {
                 }
             }
             if left.is_empty() {
+                caller.ledger.tally.sent_most.fetch_max(caller.sent - before, Ordering::Relaxed);
                 return;
             }
             lines = left;
@@ -183,6 +186,7 @@ fn bulk(caller: &mut Caller, n: u64) -> Running<'_> {
 async fn bulk_once(caller: &mut Caller, lines: &[(String, Value, bool)]) -> Vec<Attempt> {
     let all = |attempt: fn() -> Attempt| lines.iter().map(|_| attempt()).collect::<Vec<_>>();
     let Some(url) = caller.somewhere() else { return all(|| Attempt::NotNow) };
+    caller.sent += 1;
     let body: String = lines.iter().map(|(_, body, _)| format!("{body}\n")).collect();
     let request = caller.http.post(format!("{url}/v1/workflows/bulk"));
     let mut response = match request.header("content-type", "application/x-ndjson").body(body).send().await {

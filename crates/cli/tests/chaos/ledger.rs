@@ -109,6 +109,8 @@ pub struct Tally {
     pub unknown: AtomicUsize,
     /// Attempts that were refused for the time being.
     pub not_now: AtomicUsize,
+    /// How often the request that was sent most often was sent before its definite answer.
+    pub sent_most: AtomicUsize,
 }
 
 pub fn count(counter: &AtomicUsize) {

@@ -29,11 +29,14 @@ mod planted;
 mod scene;
 mod site;
 
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use steadfast_pgtest::Bouncer;
 
 use faults::{Fault, plan};
+use ledger::Asked;
 use scene::Scene;
 use site::Site;
 
@@ -69,6 +72,44 @@ fn nodes_are_killed() {
     let url = site.url();
     let kills = (0..7).map(|n| Fault::KillNode { node: n % 3, down_ms: [10, 600, 1_200][n / 3 % 3] });
     scenario("nodes killed", site, url, kills);
+}
+
+/// A rolling restart: whoever asked a node that was told to stop is answered, or answered by the next node that he asks;
+/// what runs there ends.
+#[test]
+fn nodes_are_replaced_one_by_one() {
+    let site = Site::make();
+    let url = site.url();
+    let mut scene = Scene::begin("rolling restart", &url, seed());
+    for n in 0..3 {
+        let mut drained = None;
+        // Some of them are under way on this node, and go on elsewhere.
+        scene.start("long", &Asked::new("hello", serde_json::json!({"steps": 240})), 6);
+        scene.harm(format!("node {n} replaced"), |nodes| {
+            drained = Some(nodes.drain(n));
+            nodes.start_again(n);
+        });
+        let (took, said) = drained.expect("it was drained");
+        println!("node {n}: {:.2} s, {said:?}", took.as_secs_f64());
+        assert!(said.starts_with("stopped after ") && said.ends_with(": every running step has ended"), "{said}");
+        // Requests have 5 s, steps 10 s.
+        assert!(took < Duration::from_secs(15), "a drain took {took:?}");
+        scene.rest(1_200..1_700);
+    }
+    let ledger = scene.ledger.clone();
+    scene.end(&site, std::slice::from_ref(&url));
+    assert!(ledger.tally.sent_most.load(Ordering::Relaxed) <= 2, "a request failed at two nodes: {:?}", ledger.tally);
+    let found = found::Found::read(&url);
+    let taken = found.logs.values().flatten().filter(|event| {
+        event.kind == "step_failed"
+            && ["given_back", "lease_lost"].contains(&event.payload["code"].as_str().unwrap_or(""))
+    });
+    assert_eq!(taken.count(), 0, "a step was taken from a node that was told to stop");
+    let workers = |log: &Vec<found::Event>| {
+        let starts = log.iter().filter(|event| event.kind == "step_started");
+        starts.map(|event| event.payload["worker"].to_string()).collect::<BTreeSet<_>>().len()
+    };
+    assert!(found.logs.values().any(|log| workers(log) > 1), "nothing ran where a node was told to stop");
 }
 
 #[test]
@@ -146,6 +187,26 @@ fn the_database_takes_no_writes() {
     let site = Site::make();
     let url = site.url();
     scenario("read-only", site, url, [Fault::ReadOnly { ms: 500 }, Fault::ReadOnly { ms: 4_000 }]);
+}
+
+/// Nodes are killed while nobody can write: what they held is taken up when the database and they are back.
+#[test]
+fn nodes_are_killed_while_the_database_takes_no_writes() {
+    let site = Site::make();
+    let url = site.url();
+    let mut scene = Scene::begin("killed while read-only", &url, seed());
+    scene.start("long", &Asked::new("hello", serde_json::json!({"steps": 240})), 6);
+    scene.harm("two nodes killed while read-only", |nodes| {
+        site.primary.sql("alter system set default_transaction_read_only = on; select pg_reload_conf()");
+        // Connections that are there hear of it.
+        while site.primary.sql("show default_transaction_read_only") != "on" {}
+        (0..2).for_each(|n| nodes.kill(n));
+        let held = "select count(*) from steadfast.heads where status = 'running'";
+        assert_ne!(site.primary.sql(held), "0", "they held something");
+        site.primary.sql("alter system reset default_transaction_read_only; select pg_reload_conf()");
+        (0..2).for_each(|n| nodes.start_again(n));
+    });
+    scene.end(&site, &[url]);
 }
 
 #[test]

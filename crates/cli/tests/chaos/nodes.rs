@@ -66,6 +66,18 @@ impl Nodes {
         }
     }
 
+    /// SIGTERM, and waits for a clean end: how long that took, and what the node said at last. Nobody is sent there any
+    /// more; what is under way there goes on.
+    pub fn drain(&self, n: usize) -> (Duration, String) {
+        *self.slots[n].url.write().expect("held for one change") = None;
+        let begin = Instant::now();
+        if let Some(server) = self.process(n).take() {
+            server.stop();
+        }
+        let took = begin.elapsed();
+        (took, self.log(n).lines().last().unwrap_or_default().to_owned())
+    }
+
     /// Starts a node that was killed. One that finds no database ends, and is started again as a supervisor does.
     pub fn start_again(&self, n: usize) {
         let begin = Instant::now();
@@ -84,10 +96,14 @@ impl Nodes {
         *self.process(n) = Some(server);
     }
 
+    fn log(&self, n: usize) -> String {
+        fs::read_to_string(self.folder.path().join(format!("node{n}.log"))).unwrap_or_default()
+    }
+
     /// The last lines of every log.
     pub fn log_tails(&self) -> String {
         let tail = |n: usize| {
-            let text = fs::read_to_string(self.folder.path().join(format!("node{n}.log"))).unwrap_or_default();
+            let text = self.log(n);
             let lines: Vec<&str> = text.lines().collect();
             format!("node {n}:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
         };
@@ -96,7 +112,6 @@ impl Nodes {
 
     /// How many lines of the logs hold this text.
     pub fn log_lines_with(&self, text: &str) -> usize {
-        let of = |n: usize| fs::read_to_string(self.folder.path().join(format!("node{n}.log"))).unwrap_or_default();
-        (0..self.count()).map(|n| of(n).lines().filter(|line| line.contains(text)).count()).sum()
+        (0..self.count()).map(|n| self.log(n).lines().filter(|line| line.contains(text)).count()).sum()
     }
 }

@@ -16,7 +16,7 @@ use crate::common::{STUCK, binary, stderr, stdout};
 use crate::found::{self, Found};
 use crate::jobs;
 use crate::judge::{Verdict, judge};
-use crate::ledger::{Ledger, Standing};
+use crate::ledger::{Asked, Ledger, Standing};
 use crate::nodes::Nodes;
 use crate::site::Site;
 
@@ -96,6 +96,17 @@ impl Scene {
 
     pub fn rest(&mut self, millis: std::ops::Range<u64>) {
         sleep(self.chance.millis(millis));
+    }
+
+    /// Starts so many of these, beside the load.
+    pub fn start(&mut self, job: &'static str, asked: &Asked, count: usize) {
+        let name = format!("extra{}", self.healed.len());
+        let mut caller = Caller::new(name, self.nodes.clone(), self.ledger.clone(), self.chance.apart(4));
+        caller.job = job;
+        for _ in 0..count {
+            let id = caller.fresh_id();
+            assert!(self.runtime.block_on(caller.start(&id, asked)), "{id} is accepted");
+        }
     }
 
     /// Does some harm, after which everything is well again.

@@ -94,7 +94,11 @@ impl Site {
             .register("write", write)
             .register("nap", |ctx: Ctx| async move {
                 match ctx.step() {
-                    "start" => Ok(step("later").after(Duration::from_secs(3_600))),
+                    // For so many milliseconds, or an hour.
+                    "start" => {
+                        let ms = ctx.input::<Option<u64>>().await?.unwrap_or(3_600_000);
+                        Ok(step("later").after(Duration::from_millis(ms)))
+                    }
                     _ => Ok(done(())),
                 }
             })

@@ -10,6 +10,7 @@ on_each_database! {
     #[tokio::test] async:
     what_happened_is_counted,
     several_servers_of_one_process_share_counters_and_keep_their_gauges,
+    how_late_timers_fire_and_how_old_snapshots_are_is_told,
 }
 
 /// Every sample by its name and labels, after checking the form of each line.
@@ -84,4 +85,15 @@ async fn several_servers_of_one_process_share_counters_and_keep_their_gauges(dat
     assert_eq!(running(&other.get("/metrics").await.body), 0.0);
     let series = r#"steadfast_http_requests_total{method="GET",route="/metrics",status="200"}"#;
     assert!(parse(&other.get("/metrics").await.body)[series] >= 2.0);
+}
+
+async fn how_late_timers_fire_and_how_old_snapshots_are_is_told(database: Database) {
+    let site = Site::new(&database).await;
+    site.start(r#"{"name":"nap","id":"a","input":20}"#).await;
+    site.get("/v1/workflows/a/result?wait_ms=60000").await;
+    let samples = parse(&site.get("/metrics").await.body);
+    assert!(samples["steadfast_timer_lateness_seconds_count"] >= 1.0);
+    assert!(samples.contains_key(r#"steadfast_timer_lateness_seconds_bucket{le="0.0005"}"#), "it is a histogram");
+    assert_eq!(samples.contains_key("steadfast_oldest_snapshot_seconds"), database.file().is_none());
+    assert_eq!(samples.contains_key("steadfast_oldest_snapshot_transactions"), database.file().is_none());
 }

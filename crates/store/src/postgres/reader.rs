@@ -28,7 +28,7 @@ use super::place::Place;
 use super::rows;
 use super::session::{Kind, Purpose, Session, Text, kind, note, postgres};
 use super::statements::head;
-use crate::contract::{Cursor, Filter, Listed, Logged, Page, Reader, StoreError, Variable, Verified};
+use crate::contract::{Cursor, Filter, Listed, Logged, OldestSnapshot, Page, Reader, StoreError, Variable, Verified};
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: i64 = 10_000;
@@ -58,10 +58,11 @@ enum L {
     ListOfNameInStatus,
     NextDue,
     Bytes,
+    OldestSnapshot,
 }
 
 /// The names of [`L`], in their order.
-pub(super) const NAMES: [&str; 13] = [
+pub(super) const NAMES: [&str; 14] = [
     "look Head",
     "look Ended",
     "look Admission",
@@ -75,6 +76,7 @@ pub(super) const NAMES: [&str; 13] = [
     "look ListOfNameInStatus",
     "look NextDue",
     "look Bytes",
+    "look OldestSnapshot",
 ];
 
 /// The number of a namespace.
@@ -136,7 +138,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-pub(super) static LOOKS: [Text; 13] = [
+pub(super) static LOOKS: [Text; 14] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -234,6 +236,20 @@ pub(super) static LOOKS: [Text; 13] = [
     Text {
         text: "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c
                where c.relnamespace = '{schema}'::regnamespace and c.relkind in ('r', 'm')",
+        types: &[],
+    },
+    // What anybody may see of others: the numbers of their transactions, not when those began.
+    Text {
+        text: "select coalesce(max(s.age), 0)::bigint, (extract(epoch from clock_timestamp() - min(s.since)) * 1000)::bigint
+               from (
+                   select greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since
+                   from pg_stat_activity a
+                   where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
+                       and a.usesysid is not null and (a.datname = current_database() or a.datname is null)
+                   union all
+                   select age(p.transaction), p.prepared from pg_prepared_xacts p where p.database = current_database()
+                   union all
+                   select age(r.xmin), null from pg_replication_slots r where r.xmin is not null) s",
         types: &[],
     },
 ];
@@ -557,6 +573,15 @@ impl Reader for PostgresReader {
     fn bytes(&self) -> Result<u64, StoreError> {
         self.rows(L::Bytes, "measure the store", Vec::new(), |rows| {
             Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
+        })
+    }
+
+    fn oldest_snapshot(&self) -> Result<Option<OldestSnapshot>, StoreError> {
+        self.rows(L::OldestSnapshot, "look for the oldest snapshot", Vec::new(), |rows| {
+            Ok(rows.first().map(|row| OldestSnapshot {
+                transactions: row.get::<_, i64>(0).unsigned_abs(),
+                age: row.get::<_, Option<i64>>(1).map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())),
+            }))
         })
     }
 }
