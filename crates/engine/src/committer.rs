@@ -8,10 +8,11 @@
 //!
 //! # Failures
 //! A save that certainly did not happen is retried command by command, so that one bad row cannot take the others
-//! down; one that lost a race with another node is decided anew as a whole. After a commit or a sync of unknown outcome
-//! nothing is run again before the store has recovered. Where it can then tell what became of the commit, the callers
-//! hear that or the batch is run again; elsewhere they hear *unknown*, and a repeated command learns the truth from its
-//! id or token.
+//! down; one that lost a race with another node is decided anew as a whole. A command that takes whatever stands first,
+//! such as a sweep, goes on without a workflow that cannot be saved, see [`left_out`](crate::left_out). After a commit or
+//! a sync of unknown outcome nothing is run again before the store has recovered. Where it can then tell what became of
+//! the commit, the callers hear that or the batch is run again; elsewhere they hear *unknown*, and a repeated command
+//! learns the truth from its id or token.
 //!
 //! # Rows that somebody holds
 //! A person at a database shell, or a node that stands still, can hold a row for long. A batch waits for a row for a
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 use steadfast_core::admission;
 use steadfast_core::command::{Command, Lane, Moment, Outcome, decide};
 use steadfast_core::commit;
-use steadfast_core::snapshot::{Hints, Snapshot, Stop, Wants};
+use steadfast_core::snapshot::{Handle, Hints, Snapshot, Stop, Wants};
 use steadfast_core::sweep::{Boots, GiveBack};
 use steadfast_core::text::WorkflowKey;
 use steadfast_store::clock::Clock;
@@ -48,6 +49,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::delivery::{Delivery, Syncer};
 use crate::error::Error;
+use crate::left_out::{LeftOut, Narrowed};
 use crate::refusals::Refusals;
 
 /// Why the lanes' lock is never poisoned.
@@ -57,6 +59,8 @@ const HELD: &str = "the lanes' lock is held for one push or take";
 const AWAKE: Duration = Duration::from_micros(100);
 /// Nothing to do for so long is a quiet time.
 const QUIET: Duration = Duration::from_millis(20);
+/// Claims in one page of giving back.
+const GIVE_BACK_LIMIT: usize = 512;
 /// How soon what could not be given back is tried again in a quiet time.
 const OWING: Duration = Duration::from_millis(250);
 /// How often a batch that loses races with other nodes is decided anew before its commands are run one by one.
@@ -184,6 +188,8 @@ impl Committer {
             orphaned: Vec::new(),
             owing: Seldom::new(),
             aside: VecDeque::new(),
+            unsaved: Vec::new(),
+            left_out: LeftOut::default(),
         };
         let thread =
             std::thread::Builder::new().name("steadfast-committer".to_owned()).spawn(move || runner.run()).map_err(
@@ -419,6 +425,9 @@ struct Runner {
     owing: Seldom,
     /// In the order in which they are tried again.
     aside: VecDeque<Aside>,
+    /// What the last batch would have changed, where it was one command and was not saved.
+    unsaved: Vec<(Handle, WorkflowKey)>,
+    left_out: LeftOut,
 }
 
 impl Drop for Runner {
@@ -545,6 +554,9 @@ impl Runner {
 
     fn run_batch(&mut self, batch: Vec<Job>) {
         let now = Instant::now();
+        if self.left_out.is_over_for_some(now) {
+            self.writer.leave_out(self.left_out.handles());
+        }
         let batch = self.keep_behind(batch, now);
         if !batch.is_empty() {
             self.run_since(batch, now);
@@ -596,6 +608,7 @@ impl Runner {
     /// Runs a batch whose first command has waited since then.
     fn run_since(&mut self, mut batch: Vec<Job>, began: Instant) {
         let mut races = 0;
+        let mut narrowed = Narrowed::default();
         // What earlier decisions turned out to need: named from the beginning when they are made anew.
         let mut wants = Wants::default();
         loop {
@@ -622,18 +635,26 @@ impl Runner {
                     return self.part(jobs, began);
                 }
                 Ended::NotCommitted(jobs, Error::Store(error))
-                    if matches!(*error, StoreError::Raced { .. })
-                        && (races < RACES_MAX || jobs.len() == 1 && began.elapsed() < RACES_TIME) =>
+                    if matches!(*error, StoreError::Raced { .. }) && races < RACES_MAX =>
                 {
                     races += 1;
                     // Who raced once may race again; a little apart they do not.
                     std::thread::sleep(Duration::from_micros(u64::from(races.min(20)) * 100 * (1 + jitter() % 4)));
                     batch = jobs;
                 }
-                Ended::NotCommitted(jobs, error) if jobs.len() == 1 => {
+                Ended::NotCommitted(mut jobs, error) if jobs.len() == 1 => {
+                    if self.narrow(&mut jobs[0].command, &mut narrowed) {
+                        // Once more where it has met another node: that may have been another one.
+                        races = races.min(RACES_MAX - 1);
+                        wants = Wants::default();
+                        batch = jobs;
+                        continue;
+                    }
+                    if is_raced(&error) {
+                        return self.set_aside(jobs, began);
+                    }
                     metrics::counter!("steadfast_commands_refused_by_store_total").increment(1);
-                    // A row that somebody holds, or others were faster at, says nothing of the others.
-                    if matches!(&error, Error::Store(error) if !matches!(**error, StoreError::Raced { .. })) {
+                    if matches!(error, Error::Store(_)) {
                         self.shared.refusals.refused(workflow(&jobs[0].command), Instant::now());
                     }
                     return tell(jobs, &error);
@@ -644,6 +665,14 @@ impl Runner {
                 }
             }
         }
+    }
+
+    /// Makes another try of a command that takes whatever stands first and could not be saved.
+    fn narrow(&mut self, command: &mut Command, narrowed: &mut Narrowed) -> bool {
+        let unsaved = std::mem::take(&mut self.unsaved);
+        let again = self.left_out.narrow(command, &unsaved, narrowed, Instant::now());
+        self.writer.leave_out(self.left_out.handles());
+        again
     }
 
     /// After a wait for a row that somebody holds: parts its commands from those that need not wait.
@@ -707,6 +736,7 @@ impl Runner {
     /// Loads, decides and saves one batch.
     fn attempt(&mut self, jobs: Vec<Job>, wants: &mut Wants) -> Ended {
         let started = Instant::now();
+        self.unsaved.clear();
         // Of this attempt: what was not committed left no trace, and what waited for the store, perhaps for long, is
         // granted no lease that has ended meanwhile.
         let now = self.clock.now();
@@ -745,13 +775,20 @@ impl Runner {
         match saved {
             Saved::Written => {
                 self.shared.refusals.written();
+                self.left_out.saved();
                 metrics::counter!("steadfast_commits_total").increment(1);
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);
                 metrics::histogram!("steadfast_commit_seconds").record(started.elapsed().as_secs_f64());
                 Ended::Decided(Delivery { jobs, outcomes, hints, written: true })
             }
-            Saved::NotCommitted(error) => Ended::NotCommitted(jobs, error.into()),
+            Saved::NotCommitted(error) => {
+                if jobs.len() == 1 {
+                    let changed = snapshot.changed_heads();
+                    self.unsaved = changed.filter_map(|head| Some((head.handle?, head.head.key.clone()))).collect();
+                }
+                Ended::NotCommitted(jobs, error.into())
+            }
             Saved::Unknown(error) => Ended::Unknown(Delivery { jobs, outcomes, hints, written: true }, error),
         }
     }
@@ -896,13 +933,14 @@ impl Runner {
         }
         let orphaned = std::mem::take(&mut self.orphaned);
         let mut after = None;
+        let (mut limit, mut narrowed, mut races) = (GIVE_BACK_LIMIT, Narrowed::default(), 0);
         loop {
             let command = Command::GiveBack(GiveBack {
                 // Whose process has ended is judged elsewhere.
                 boots: Boots { until: 0, alive: BTreeSet::new() },
                 orphaned: orphaned.clone(),
-                after,
-                limit: 512,
+                after: after.clone(),
+                limit,
                 deliveries_max: self.deliveries_max,
             });
             let (reply, _) = oneshot::channel();
@@ -927,15 +965,27 @@ impl Runner {
                     self.orphaned.extend(more);
                     return;
                 }
-                Ended::NotCommitted(_, Error::Store(error)) => {
-                    if let Some(left_out) = self.owing.says(Instant::now()) {
-                        tracing::warn!(%error, left_out, "claims that nobody heard of are not given back yet");
-                    }
-                    self.orphaned = orphaned;
-                    return;
+                Ended::NotCommitted(_, ref error) if is_raced(error) && races < RACES_MAX => {
+                    races += 1;
+                    std::thread::sleep(Duration::from_micros(u64::from(races) * 100 * (1 + jitter() % 4)));
+                    continue;
                 }
-                // A fault of ours, the same next time. Their leases end them; later, but as surely.
-                Ended::NotCommitted(_, error) => {
+                Ended::NotCommitted(mut jobs, error) => {
+                    if self.narrow(&mut jobs[0].command, &mut narrowed) {
+                        if let Command::GiveBack(narrower) = &jobs[0].command {
+                            limit = narrower.limit;
+                        }
+                        races = races.min(RACES_MAX - 1);
+                        continue;
+                    }
+                    if matches!(error, Error::Store(_)) {
+                        if let Some(left_out) = self.owing.says(Instant::now()) {
+                            tracing::warn!(%error, left_out, "claims that nobody heard of are not given back yet");
+                        }
+                        self.orphaned = orphaned;
+                        return;
+                    }
+                    // A fault of ours, the same next time. Their leases end them; later, but as surely.
                     tracing::error!(%error, "claims that nobody heard of wait for their lease");
                     None
                 }
@@ -945,7 +995,10 @@ impl Runner {
                 }
             };
             match outcome {
-                Some(Outcome::Sweep(report)) if report.more => after = report.after,
+                Some(Outcome::Sweep(report)) if report.more => {
+                    after = report.after.or(after);
+                    (limit, narrowed, races) = (GIVE_BACK_LIMIT, Narrowed::default(), 0);
+                }
                 _ => {
                     self.give_back_all = false;
                     self.owing.over();
@@ -954,6 +1007,11 @@ impl Runner {
             }
         }
     }
+}
+
+/// Another node came first, or somebody holds a row.
+fn is_raced(error: &Error) -> bool {
+    matches!(error, Error::Store(error) if matches!(**error, StoreError::Raced { .. }))
 }
 
 /// How many claims an outcome hands out.

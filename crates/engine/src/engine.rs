@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,9 @@ const LATER_SPREAD_MS: u64 = 100;
 /// How long ready steps wait for room in this process before they count as a backlog, and others are told of them. A
 /// moment without room is none to share: what another process takes comes back slowly.
 const SPILL: Duration = Duration::from_millis(20);
+/// The longest that the sweeper rests while something stays due that it passes over. Meanwhile it does not see what is
+/// due next, which is late by as much.
+const PASSED_OVER: Duration = Duration::from_millis(100);
 /// The longest that a loop rests after errors in a row.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How soon who did not look into the store at first does so. Later than most workflows take, however many run: each
@@ -522,7 +525,11 @@ impl Inner {
             tokio::time::sleep(pause).await;
             Ok(())
         });
-        supervise(self, "sweeper", |engine| async move { engine.sweep_when_due().await });
+        let in_vain = Arc::new(AtomicU32::new(0));
+        supervise(self, "sweeper", move |engine| {
+            let in_vain = in_vain.clone();
+            async move { engine.sweep_when_due(&in_vain).await }
+        });
         if self.is_shared {
             supervise(self, "ends", |engine| async move {
                 wait(&engine, std::future::pending(), ENDS_POLL).await;
@@ -587,19 +594,26 @@ impl Inner {
 
     /// Repairs what is overdue, and waits for what will be next. Several processes of a store do not all reach for it at
     /// the same moment: the first of them does, and the others see a moment later whether it has.
-    async fn sweep_when_due(&self) -> Result<(), Error> {
+    /// `in_vain` counts how often in a row nothing of what is due could be repaired.
+    async fn sweep_when_due(&self, in_vain: &AtomicU32) -> Result<(), Error> {
         let is_first = self.is_first();
-        if is_first {
-            self.sweep().await?;
-        }
+        let mut swept = if is_first { Some(self.sweep().await?) } else { None };
         // Told of an earlier time meanwhile, or not: what the store says is what counts.
         self.hub.due_at.0.store(i64::MAX, Ordering::SeqCst);
         let mut next = self.look(|reader| reader.next_due()).await?;
         if !is_first && next.is_some_and(|next| next.saturating_add(LATER_MS) <= self.clock.now()) {
-            self.sweep().await?;
+            swept = Some(self.sweep().await?);
             next = self.look(|reader| reader.next_due()).await?;
         }
-        let pause = next.and_then(|next| self.clock.until(next)).map_or(POLL, |pause| pause.min(POLL));
+        let mut pause = next.and_then(|next| self.clock.until(next)).map_or(POLL, |pause| pause.min(POLL));
+        // What is due and was just passed over cannot be read or saved, or somebody holds it: it is not for us to wait for it
+        // without a pause.
+        if pause.is_zero() && swept == Some(Report::default()) {
+            let times = in_vain.fetch_add(1, Ordering::Relaxed);
+            pause = PASSED_OVER.min(Duration::from_millis(1 << times.min(16)));
+        } else {
+            in_vain.store(0, Ordering::Relaxed);
+        }
         self.hub.due_at.0.fetch_min(next.unwrap_or(i64::MAX), Ordering::SeqCst);
         let later = if is_first { 0 } else { LATER_MS.unsigned_abs() + u64::from(self.random_u32()) % LATER_SPREAD_MS };
         wait(self, self.hub.due.notified(), pause + Duration::from_millis(later)).await;

@@ -33,6 +33,7 @@
 //! ```
 
 mod error;
+mod left_out;
 
 mod committer;
 mod context;

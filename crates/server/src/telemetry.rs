@@ -74,6 +74,7 @@ fn describe() {
     metrics::describe_counter!("steadfast_commits_total", "Commits");
     metrics::describe_counter!("steadfast_commits_unknown_total", "Commits of unknown outcome");
     metrics::describe_counter!("steadfast_events_total", "Events written");
+    metrics::describe_counter!("steadfast_left_out_total", "Times that a workflow which cannot be saved was left out");
     metrics::describe_counter!("steadfast_raced_total", "Batches decided anew because another node came first");
     metrics::describe_histogram!(
         "steadfast_timer_lateness_seconds",

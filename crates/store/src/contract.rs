@@ -1,5 +1,6 @@
 //! The contract of a store: load, save, look.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use steadfast_core::event::{DecodeError, Event};
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
-use steadfast_core::snapshot::{Admission, Snapshot, Wants};
+use steadfast_core::snapshot::{Admission, Handle, Snapshot, Wants};
 use steadfast_core::state::Status;
 use steadfast_core::sweep::Boots;
 use steadfast_core::text::{Key, Name, Namespace, WorkflowKey};
@@ -208,6 +209,11 @@ pub trait Writer: Send {
     /// The next batch is decided on rows that were loaded, and on nothing that this writer remembers or takes for granted.
     /// After [`StoreError::Raced`] it is so by itself.
     fn careful(&mut self) {}
+
+    /// Leaves these workflows, which could not be saved, out of every page from now on, and no others.
+    fn leave_out(&mut self, handles: BTreeSet<Handle>) {
+        drop(handles);
+    }
 
     /// The store's epoch as of the last load or recovery: that of every claim which is granted now.
     fn epoch(&self) -> u64;

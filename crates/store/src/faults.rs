@@ -4,12 +4,12 @@
 //! that certainly did not happen, the two halves of an unknown one (it happened and the answer was lost, or it did
 //! not), and a sync that fails after the commit. A sync can also be held, to see what happens meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use steadfast_core::snapshot::{Snapshot, Wants};
+use steadfast_core::snapshot::{Handle, Snapshot, Wants};
 use steadfast_core::sweep::Boots;
 
 use crate::clock::Clock;
@@ -228,6 +228,10 @@ impl Writer for FaultyWriter {
 
     fn careful(&mut self) {
         self.inner.careful();
+    }
+
+    fn leave_out(&mut self, handles: BTreeSet<Handle>) {
+        self.inner.leave_out(handles);
     }
 
     fn save(&mut self, snapshot: &Snapshot) -> Saved {

@@ -86,6 +86,8 @@ pub(super) struct PostgresWriter {
     asks: bool,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
+    /// Numbers of heads that could not be saved: left out of every page for now.
+    left_out: BTreeSet<i64>,
 }
 
 /// A batch under way.
@@ -212,6 +214,7 @@ impl PostgresWriter {
             lost: None,
             asks: false,
             corrupt: BTreeSet::new(),
+            left_out: BTreeSet::new(),
         };
         // On a thread of its own: the caller may stand in a runtime, where blocking is forbidden.
         std::thread::scope(|scope| scope.spawn(|| writer.connect()).join()).unwrap_or(Err(StoreError::Recovering))?;
@@ -364,7 +367,7 @@ impl PostgresWriter {
     }
 
     fn page(&self, limit: usize) -> i64 {
-        i64::try_from(limit + self.corrupt.len()).unwrap_or(i64::MAX)
+        i64::try_from(limit + self.corrupt.len() + self.left_out.len()).unwrap_or(i64::MAX)
     }
 
     fn report(&mut self, number: i64, error: &StoreError) {
@@ -383,6 +386,9 @@ impl PostgresWriter {
         let mut heads = Vec::with_capacity(rows.len());
         for row in rows {
             let (namespace, number) = rows::numbers(row)?;
+            if self.left_out.contains(&number) {
+                continue;
+            }
             let Some(name) = self.namespaces.by_number.get(&namespace) else { continue };
             match rows::head(row, 0, name) {
                 Ok(head) if heads.len() < limit => {
@@ -968,6 +974,10 @@ impl Writer for PostgresWriter {
 
     fn careful(&mut self) {
         self.careful = true;
+    }
+
+    fn leave_out(&mut self, handles: BTreeSet<Handle>) {
+        self.left_out = handles;
     }
 
     fn epoch(&self) -> u64 {

@@ -118,6 +118,8 @@ pub(super) struct SqliteWriter {
     in_transaction: bool,
     /// Numbers of heads that cannot be read: reported once, then left out of every page.
     corrupt: BTreeSet<i64>,
+    /// Numbers of heads that could not be saved: left out of every page for now.
+    left_out: BTreeSet<i64>,
 }
 
 /// A workflow as the last commit left it.
@@ -157,6 +159,7 @@ impl SqliteWriter {
             wal_pages: Arc::new(AtomicU32::new(0)),
             in_transaction: false,
             corrupt: BTreeSet::new(),
+            left_out: BTreeSet::new(),
         };
         writer.adopt(connection)?;
         Ok(writer)
@@ -289,6 +292,9 @@ impl SqliteWriter {
             while let Some(row) = rows.next().map_err(sqlite("load a page of heads"))? {
                 let namespace: i64 = row.get(0).map_err(sqlite("load a head"))?;
                 let number: i64 = row.get(1).map_err(sqlite("load a head"))?;
+                if self.left_out.contains(&number) {
+                    continue;
+                }
                 let Some(name) = self.namespaces.by_number.get(&namespace) else { continue };
                 match rows::head(row, name) {
                     Ok((_, head)) if heads.len() < limit => heads.push((namespace, number, head)),
@@ -309,9 +315,9 @@ impl SqliteWriter {
         }
     }
 
-    /// A page size that leaves room for the rows that are known to be unreadable.
+    /// A page size that leaves room for the rows that are known to be unreadable, or left out.
     fn page(&self, limit: usize) -> Value {
-        Value::Integer(i64::try_from(limit + self.corrupt.len()).unwrap_or(i64::MAX))
+        Value::Integer(i64::try_from(limit + self.corrupt.len() + self.left_out.len()).unwrap_or(i64::MAX))
     }
 
     fn ready(&mut self, announced: &Announced, limit: usize) -> Result<Vec<(i64, Head)>, StoreError> {
@@ -327,7 +333,7 @@ impl SqliteWriter {
                 while let Some(row) = rows.next().map_err(sqlite("look for ready steps"))? {
                     let rank = row.get(0).map_err(sqlite("read a rank"))?;
                     let number = row.get(1).map_err(sqlite("read a number"))?;
-                    if !self.corrupt.contains(&number) {
+                    if !self.corrupt.contains(&number) && !self.left_out.contains(&number) {
                         found.push((rank, number));
                     }
                 }
@@ -711,6 +717,10 @@ impl Writer for SqliteWriter {
         if self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_QUIET_PAGES {
             self.checkpoint();
         }
+    }
+
+    fn leave_out(&mut self, handles: BTreeSet<Handle>) {
+        self.left_out = handles;
     }
 
     fn epoch(&self) -> u64 {
