@@ -14,7 +14,7 @@ use steadfast::store::conformance::dump;
 use steadfast::store::postgres::PostgresReader;
 use steadfast::store::sqlite::SqliteReader;
 use steadfast::store::{Filter, Reader};
-use steadfast_pgtest::{Bouncer, Cluster, Proxy, Shared, psql, shared};
+use steadfast_pgtest::{Authority, Bouncer, Cluster, Proxy, Shared, psql, shared};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -503,6 +503,49 @@ fn a_wrong_password_is_said_and_not_shown() {
         assert!(said.contains("store_unavailable") && said.contains(part), "{args:?}: {said}");
         assert!(!said.contains("s3cret") && !stdout(&output).contains("s3cret"), "{args:?}: {said}");
     }
+}
+
+/// The server takes nothing else, and is known by the roots of the system.
+#[test]
+fn every_verb_goes_by_tls() {
+    let (ours, other) = (Authority::named("ours"), Authority::named("other"));
+    let cluster = Cluster::start(&[]);
+    cluster.serve_tls(&ours.server(&["db.test"]), &ours, "hostssl all all 127.0.0.1/32 trust");
+    let server = format!("postgres://steadfast@db.test:{}/postgres?hostaddr=127.0.0.1", cluster.port());
+    let url = |schema: &str| format!("{server}&sslrootcert=system&schema={schema}");
+    let verb = |authority: &Authority, args: &[&str]| {
+        let mut command = std::process::Command::new(common::binary());
+        command.args(args).env("SSL_CERT_FILE", authority.root()).env_remove("SSL_CERT_DIR");
+        command
+    };
+    let data = tempfile::tempdir().unwrap();
+    Server::dev(data.path()).stop();
+    let (file, one, copy) = (data.path().to_str().unwrap(), url("one"), url("copy"));
+    let works = |args: &[&str]| {
+        let output = verb(&ours, args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    };
+    works(&["migrate", "--store", &one]);
+    let node = Server::start_on(verb(&ours, &["serve", "--store", &one]));
+    node.stop();
+    let node = Server::start_on(verb(&ours, &["dev", "--store", &one]));
+    let started = run(Some(&node.url), &["start", "hello", "--id", "a", "--input", r#"{"steps":2}"#, "--wait"]);
+    assert!(started.status.success(), "{}", stderr(&started));
+    node.stop();
+    works(&["verify", "--store", &one]);
+    works(&["copy", file, &copy]);
+    works(&["migrate", "--store", &copy, "--restored"]);
+    let folder = data.path().join("demo");
+    works(&["demo", "--rows", "5", "--kills", "0", "--store", &url("demo"), "--data", folder.to_str().unwrap()]);
+
+    let unknown = verb(&other, &["verify", "--store", &one]).output().unwrap();
+    let said = stderr(&unknown);
+    assert_eq!(unknown.status.code(), Some(1), "{said}");
+    assert!(said.contains("store_unavailable") && said.contains("from no CA that the system trusts"), "{said}");
+    let roots = format!("{server}&sslmode=verify-full&sslrootcert=/nowhere/root.crt");
+    let missing = run(None, &["verify", "--store", &roots]);
+    assert_eq!(missing.status.code(), Some(6), "{}", stderr(&missing));
+    assert!(stderr(&missing).contains("invalid_store"), "{}", stderr(&missing));
 }
 
 /// Also by what only reads: it may have fallen behind, and be promoted meanwhile.

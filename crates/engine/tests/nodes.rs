@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use steadfast::core::state::Status;
 use steadfast::{Ctx, Engine, Error, Request, StepResult, done, step};
-use steadfast_pgtest::{Bouncer, Cluster, Cut, Mode, Proxy};
+use steadfast_pgtest::{Authority, Bouncer, Cluster, Cut, Mode, Proxy};
 
 const STUCK: Duration = Duration::from_secs(30);
 
@@ -311,6 +311,59 @@ async fn a_failover_raises_the_epoch_and_loses_nothing() {
     });
     assert_eq!(claimed_anew.await, before + 1, "once for all committers and nodes");
     engine.shutdown(Duration::ZERO).await;
+}
+
+/// Each server has a certificate for its own name only, and takes nothing that is not encrypted.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_connection_is_encrypted_also_after_a_failover() {
+    const ONLY_TLS: &str = "hostssl all all 127.0.0.1/32 trust";
+    let authority = Authority::named("ours");
+    let primary = Cluster::start(&[]);
+    primary.serve_tls(&authority.server(&["a.test"]), &authority, ONLY_TLS);
+    let standby = primary.standby(true);
+    standby.serve_tls(&authority.server(&["b.test"]), &authority, ONLY_TLS);
+    let (a, b, root) = (primary.port(), standby.port(), authority.root());
+    let url = format!(
+        "postgres://steadfast@a.test:{a},b.test:{b}/postgres?hostaddr=127.0.0.1,127.0.0.1&connect_timeout=2\
+         &sslmode=verify-full&sslrootcert={}",
+        root.display()
+    );
+    let engine = node(&url, 4);
+    for (n, cluster) in [&primary, &primary, &standby].into_iter().enumerate() {
+        match n {
+            0 => {}
+            1 => assert!(primary.terminate_backends() > 0),
+            _ => {
+                primary.kill();
+                standby.promote();
+            }
+        }
+        let id = format!("w-{n}");
+        let handle = within(async {
+            loop {
+                match engine.start("count", &2).id(&id).await {
+                    Ok(handle) => return handle,
+                    Err(Error::Store(_) | Error::OutcomeUnknown { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+        .await;
+        assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
+        // One that writes, one that looks and one that listens, at least, once all are back.
+        let count = "from pg_stat_ssl join pg_stat_activity using (pid) where application_name = 'steadfast' and";
+        let listens = format!("select count(*) {count} query like 'listen%'; select count(*) > 2 {count} true");
+        within(async {
+            while cluster.sql(&listens) != "1\nt" {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        assert_eq!(cluster.sql(&format!("select count(*) {count} not ssl")), "0");
+    }
+    engine.shutdown(STUCK).await;
 }
 
 /// A standby is promoted while the primary before it lives on and stands first in the URL: nodes went on connecting to

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::program::wait;
 use crate::server::Server;
-use crate::{keeper, socket_url, url};
+use crate::{Authority, Identity, keeper, socket_url, url};
 
 /// How a server is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +116,14 @@ impl Cluster {
              where backend_type = 'client backend' and pid <> pg_backend_pid()",
         );
         ended.parse().expect("a count is a number")
+    }
+
+    /// Serves TLS with this certificate from now on, and takes clients as these lines of `pg_hba.conf` say, whose
+    /// certificates are from this authority. It restarts; who comes through the socket is let in as before.
+    pub fn serve_tls(&self, identity: &Identity, clients: &Authority, hba: &str) {
+        self.server.serve_tls(identity, clients, hba);
+        self.stop(Mode::Fast);
+        self.start_again();
     }
 
     /// A standby that follows this cluster and has caught up.

@@ -4,6 +4,7 @@
 //! shared()           one cluster for all test processes of a user, fast and forgetful: a test takes a schema of it
 //! Cluster::start     a cluster of one test, as durable as a real one: to be stopped, killed, paused, failed over
 //! Bouncer::start     PgBouncer in transaction mode before a cluster
+//! Authority::named   certificates for Cluster::serve_tls
 //! Proxy::start       a TCP proxy before a cluster: cuts connections, stalls, loses the answers to commits
 //! on_each_database!  a test of each scenario on each database, PostgreSQL and SQLite
 //! ```
@@ -21,6 +22,7 @@
 //!
 //! Everything here panics when it fails, with the tail of the server's log: a test has nothing better to do.
 
+mod authority;
 mod bouncer;
 mod cluster;
 mod database;
@@ -31,6 +33,7 @@ mod server;
 mod shared;
 mod wire;
 
+pub use authority::{Authority, Identity};
 pub use bouncer::Bouncer;
 pub use cluster::{Cluster, Mode};
 pub use database::Database;

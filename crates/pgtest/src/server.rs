@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::authority::write_private;
 use crate::program::{as_server, client, free_port, give_to_server, owner, run, wait};
-use crate::{ROLE, url};
+use crate::{Authority, Identity, ROLE, socket_url, url};
 
 /// How long a server may take for what takes moments, on a machine with other things to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,6 +87,24 @@ impl Server {
         let file = OpenOptions::new().append(true).open(self.data().join(file));
         file.and_then(|mut file| file.write_all(text.as_bytes()))
             .expect("the settings of a new cluster can be written");
+    }
+
+    /// Certificates and rules for the next start.
+    pub(crate) fn serve_tls(&self, identity: &Identity, clients: &Authority, hba: &str) {
+        let files =
+            [("server.crt", &identity.certificate), ("server.key", &identity.key), ("root.crt", &clients.root())];
+        for (name, from) in files {
+            self.write(name, &fs::read_to_string(from).expect("what was just made can be read"));
+        }
+        // Replication of standbys goes on as it was.
+        self.write("pg_hba.conf", &format!("local all all trust\nhost replication all 127.0.0.1/32 trust\n{hba}\n"));
+        self.configure(&[("ssl", "on"), ("ssl_ca_file", "root.crt")]);
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.data().join(name);
+        write_private(&path, text);
+        give_to_server(&path);
     }
 
     // --- its life -----------------------------------------------------------------------------------------------------
@@ -212,7 +231,8 @@ impl Server {
     }
 
     pub(crate) fn sql(&self, port: u16, statements: &str) -> String {
-        self.must(crate::psql(&url(port, ""), statements))
+        // By the socket, where everybody is let in whatever rules a test has made.
+        self.must(crate::psql(&socket_url(&self.folder, port, ""), statements))
     }
 
     fn log_file(&self) -> PathBuf {

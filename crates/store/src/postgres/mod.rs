@@ -23,6 +23,7 @@ mod rows;
 mod session;
 mod shell;
 mod statements;
+mod tls;
 mod writer;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

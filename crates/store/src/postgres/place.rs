@@ -7,8 +7,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::Host as Named;
+use tokio_postgres::config::{Host as Named, SslMode};
 
+use super::tls::{self, Tls};
 use crate::contract::StoreError;
 
 /// How long a connection may take to be made.
@@ -94,15 +95,19 @@ impl Keepalive {
 }
 
 /// What others can be asked to do that is done in one way here: the values that mean this way, and why.
-const SETTLED: [(&str, &[&str], &str); 6] = [
+const SETTLED: [(&str, &[&str], &str); 7] = [
     ("target_session_attrs", &["read-write", "primary", "any"], "only a server that takes writes is of use"),
     ("load_balance_hosts", &["disable"], "every host is looked at, and the one that takes writes is used"),
-    ("channel_binding", &["disable", "prefer"], NO_TLS),
-    ("sslmode", &["disable", "allow", "prefer"], NO_TLS),
-    ("sslnegotiation", &["postgres"], NO_TLS),
+    ("sslnegotiation", &["postgres"], "a server is asked first whether it can"),
+    ("sslsni", &["1"], "the server is told which name is wanted"),
+    ("sslcompression", &["0"], "nothing is compressed"),
+    (
+        "ssl_min_protocol_version",
+        &["TLSv1", "TLSv1.1", "TLSv1.2"],
+        "TLS 1.2 and 1.3 are spoken, the newer where both can",
+    ),
     ("gssencmode", &["disable", "prefer"], "connections are not encrypted by GSSAPI"),
 ];
-const NO_TLS: &str = "there is no TLS yet: use a private network or a tunnel";
 
 /// A store's place in a PostgreSQL database, read from a URL.
 ///
@@ -111,6 +116,7 @@ const NO_TLS: &str = "there is no TLS yet: use a private network or a tunnel";
 #[derive(Clone)]
 pub struct Place {
     pub(super) config: Config,
+    pub(super) tls: Tls,
     pub(super) keepalive: Keepalive,
     pub(super) schema: String,
     pub(super) prepared: Prepared,
@@ -153,6 +159,7 @@ impl Place {
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let mut place = Self {
             config: Config::new(),
+            tls: Tls::default(),
             keepalive: Keepalive::default(),
             schema: "steadfast".to_owned(),
             prepared: Prepared::Auto,
@@ -160,7 +167,7 @@ impl Place {
             committers_told: false,
             looks: LOOKS,
         };
-        let mut theirs = Vec::new();
+        let (mut theirs, mut tls) = (Vec::new(), tls::Settings::default());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             match name {
@@ -178,6 +185,7 @@ impl Place {
                     place.committers_told = true;
                 }
                 "looks" => place.looks = between(name, value, 1..=64)?,
+                _ if tls.set(name, value).map_err(bad)? => {}
                 _ if place.keepalive.set(name, value)? || is_settled(name, value)? => {}
                 _ => theirs.push(pair),
             }
@@ -187,6 +195,9 @@ impl Place {
             let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
             bad(format!("{why}; give postgres://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME"))
         })?;
+        place.tls = tls.try_into().map_err(bad)?;
+        // Unless a try says otherwise.
+        place.config.ssl_mode(SslMode::Disable);
         place.count_hosts()?;
         if place.config.get_application_name().is_none() {
             place.config.application_name("steadfast");
@@ -254,9 +265,8 @@ fn schema(value: &str) -> Result<String, StoreError> {
 /// True for a setting that asks for what is done anyway.
 fn is_settled(name: &str, value: &str) -> Result<bool, StoreError> {
     let Some((_, same, why)) = SETTLED.iter().find(|(settled, ..)| *settled == name) else {
-        // Certificates and what belongs to them.
         return if name.starts_with("ssl") {
-            Err(StoreError::Place { problem: format!("{name} is given, but {NO_TLS}; leave it out") })
+            Err(StoreError::Place { problem: format!("{name} is given, but nothing is done about it; leave it out") })
         } else {
             Ok(false)
         };
@@ -358,11 +368,19 @@ mod tests {
                 "postgres://h/db?tcp_user_timeout=15s",
                 "postgres://h/db?target_session_attrs=read-only",
                 "postgres://h/db?load_balance_hosts=random",
-                "postgres://h/db?channel_binding=require",
-                "postgres://h/db?sslmode=require",
+                "postgres://h/db?channel_binding=maybe",
+                "postgres://h/db?sslmode=verify",
                 "postgres://h/db?sslmode=verify-full",
+                "postgres://h/db?sslmode=require&sslrootcert=system",
+                "postgres://h/db?sslrootcert=/nowhere/root.crt",
+                "postgres://h/db?sslmode=verify-full&sslrootcert=",
+                "postgres://h/db?sslmode=verify-full&sslrootcert=%2Fnowhere%2Froot.crt",
+                "postgres://h/db?sslcert=/nowhere/own.crt",
+                "postgres://h/db?sslkey=/nowhere/own.key",
+                "postgres://h/db?sslmode=disable&sslcert=/nowhere/own.crt&sslkey=/nowhere/own.key",
+                "postgres://h/db?sslcrl=/nowhere/crl",
+                "postgres://h/db?ssl_min_protocol_version=TLSv1.3",
                 "postgres://h/db?sslnegotiation=direct",
-                "postgres://h/db?sslrootcert=/etc/root.crt",
             ]
             .map(problem)
             .join("\n")

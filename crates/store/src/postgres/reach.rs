@@ -22,14 +22,18 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_postgres::{AsyncMessage, Client, Error, NoTls};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::tls::TlsStream;
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
 use super::learned::Learned;
 use super::place::{Host, Keepalive, Place};
 use super::session::{Backend, Purpose, Server, may_pass, told};
+use super::tls::may_go_otherwise;
 
 /// How long the other hosts may take when one that takes writes has answered. A host that is away costs each connection
 /// this; one that answers later than this is found by [`watch`].
@@ -109,6 +113,8 @@ enum Address {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Way {
     name: String,
+    /// What a certificate has to be for.
+    host: String,
     addresses: Vec<Address>,
 }
 
@@ -161,7 +167,7 @@ async fn ways(place: &Place) -> (Vec<Way>, Vec<Problem>) {
 }
 
 async fn ways_to(host: &Host) -> std::io::Result<Vec<Way>> {
-    let way = |name: String, addresses| Way { name, addresses };
+    let way = |name: String, addresses| Way { name, host: host.name.clone(), addresses };
     if let Some(address) = host.address {
         return Ok(vec![way(host.to_string(), vec![Address::Tcp(SocketAddr::new(address, host.port))])]);
     }
@@ -176,10 +182,12 @@ async fn ways_to(host: &Host) -> std::io::Result<Vec<Way>> {
 /// The ways to a host with these addresses.
 fn parted(host: &Host, addresses: &[SocketAddr]) -> Vec<Way> {
     if addresses.len() < 2 || addresses.iter().all(|address| address.ip().is_loopback()) {
-        return vec![Way { name: host.to_string(), addresses: addresses.iter().copied().map(Address::Tcp).collect() }];
+        let addresses = addresses.iter().copied().map(Address::Tcp).collect();
+        return vec![Way { name: host.to_string(), host: host.name.clone(), addresses }];
     }
     let way = |address: &SocketAddr| Way {
         name: format!("{host} ({})", address.ip()),
+        host: host.name.clone(),
         addresses: vec![Address::Tcp(*address)],
     };
     addresses.iter().map(way).collect()
@@ -257,14 +265,7 @@ async fn connect(place: &Place, way: &Way, address: &Address, purpose: Purpose) 
             tokio::spawn(drive(connection, tell));
             (client, End::Unix { listener })
         }
-        Address::Tcp(address) => {
-            let stream = TcpStream::connect(address).await?;
-            let port = stream.local_addr()?.port();
-            tend(&stream, &place.keepalive)?;
-            let (client, connection) = place.config.connect_raw(stream, NoTls).await?;
-            tokio::spawn(drive(connection, tell));
-            (client, End::Tcp { port })
-        }
+        Address::Tcp(address) => dial(place, way, *address, tell).await?,
     };
     let answer = client
         .query_typed(
@@ -296,6 +297,53 @@ async fn connect(place: &Place, way: &Way, address: &Address, purpose: Purpose) 
     })
 }
 
+/// Connects with TLS or without, as often as the mode tries; what each try met, where all fail.
+async fn dial(
+    place: &Place,
+    way: &Way,
+    address: SocketAddr,
+    tell: Option<UnboundedSender<AsyncMessage>>,
+) -> Result<(Client, End), Problem> {
+    let mut met: Vec<Problem> = Vec::new();
+    for mode in place.tls.tries() {
+        let stream = TcpStream::connect(address).await?;
+        let end = End::Tcp { port: stream.local_addr()?.port() };
+        tend(&stream, &place.keepalive)?;
+        let failed = if *mode == SslMode::Disable {
+            match place.config.connect_raw(stream, NoTls).await {
+                Ok((client, connection)) => {
+                    tokio::spawn(drive(connection, tell));
+                    return Ok((client, end));
+                }
+                Err(error) => error,
+            }
+        } else {
+            let connector = place.tls.connector(&way.host, address.ip()).map_err(|said| Problem::for_good(&said))?;
+            match place.config.clone().ssl_mode(*mode).connect_raw(stream, connector).await {
+                Ok((client, connection)) => {
+                    tokio::spawn(drive(connection, tell));
+                    return Ok((client, end));
+                }
+                Err(error) => error,
+            }
+        };
+        let goes_on = may_go_otherwise(&failed);
+        let problem = match place.tls.told(&failed, *mode) {
+            Some(said) => Problem::for_good(&said),
+            None => Problem::from(failed),
+        };
+        if !met.contains(&problem) {
+            met.push(problem);
+        }
+        if !goes_on {
+            break;
+        }
+    }
+    let may_pass = met.iter().any(|problem| problem.may_pass);
+    let said = met.into_iter().map(|problem| problem.said).collect::<Vec<_>>().join(", ");
+    Err(Problem { said, may_pass })
+}
+
 /// What is between our end and the server, which sees a client at `port`, if at any, and answers as `process`.
 fn path(end: &End, port: Option<i32>, process: i32) -> Path {
     match (end, port) {
@@ -315,11 +363,10 @@ fn parent(process: i32) -> Option<i32> {
 }
 
 /// Carries a connection until it ends.
-async fn drive<S>(
-    mut connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>,
-    tell: Option<UnboundedSender<AsyncMessage>>,
-) where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+async fn drive<S, T>(mut connection: Connection<S, T>, tell: Option<UnboundedSender<AsyncMessage>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: TlsStream + Unpin,
 {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
@@ -396,7 +443,7 @@ mod tests {
         let standby = primary.standby(false);
         let place = Place::parse(&primary.url("connect_timeout=5")).expect("it is well formed");
         let tcp = |cluster: &Cluster| Address::Tcp(SocketAddr::from(([127, 0, 0, 1], cluster.port())));
-        let way = |name: &str, addresses: Vec<Address>| Way { name: name.to_owned(), addresses };
+        let way = |name: &str, addresses: Vec<Address>| Way { name: name.to_owned(), host: name.to_owned(), addresses };
         let asked = async |ways: &[Way]| {
             let (reached, tried) = ask(&place, &Learned::default(), ways, Purpose::Look, GRACE).await;
             let tried = tried.into_iter().map(|problem| problem.said).collect::<Vec<_>>();
