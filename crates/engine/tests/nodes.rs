@@ -162,6 +162,37 @@ async fn what_is_due_wakes_one_node_and_not_all() {
     }
 }
 
+/// A notification takes a lock that all of a database's notifying transactions share: those for a thousand starts are a
+/// few, in transactions of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_admitted_together_is_told_of_by_few_hints() {
+    let cluster = Cluster::start(&[("shared_preload_libraries", "pg_stat_statements")]);
+    cluster.sql("create extension pg_stat_statements");
+    let (front, back) = (node(&cluster.url(""), 0), node(&cluster.url(""), 16));
+    let starts = 1_000;
+    let begin = Instant::now();
+    cluster.sql("select pg_stat_statements_reset()");
+    for n in 0..starts {
+        within(front.start("count", &1).id(format!("w-{n}"))).await.unwrap();
+    }
+    let took = begin.elapsed();
+    for n in 0..starts {
+        within(front.handle(&format!("w-{n}")).end()).await.unwrap();
+    }
+    let told = "select coalesce(sum(calls), 0) from pg_stat_statements where query ilike 'notify%'";
+    let told: u128 = cluster.sql(told).parse().expect("a sum is a number");
+    // One in 20 ms at most, from either node.
+    let most = 2 * (begin.elapsed().as_millis() / 20 + 2);
+    assert!((1..=most.min(starts)).contains(&told), "{told} hints for {starts} starts in {took:?}");
+    // None stands in a transaction with anything else.
+    let mixed = "select count(*) from pg_stat_statements where query ilike '%notify%' and query not ilike 'notify%'
+                     and query not ilike '%pg_stat_statements%'";
+    assert_eq!(cluster.sql(mixed), "0");
+    for node in [front, back] {
+        node.shutdown(STUCK).await;
+    }
+}
+
 /// BC-109: the server is restarted under load; the same engine goes on, and nothing acknowledged is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_database_is_survived() {

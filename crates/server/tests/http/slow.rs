@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use steadfast_pgtest::{Database, on_each_database};
+use steadfast_pgtest::{Database, on_each_database, psql};
 use steadfast_server::Options;
 use tokio::net::TcpSocket;
 
@@ -24,6 +24,7 @@ on_each_database! {
     a_reader_that_is_merely_slow_gets_all,
     one_connection_too_many_is_told_so,
     many_silent_connections_do_not_hinder_the_rest,
+    whoever_vanishes_leaves_nothing_half_done,
 }
 
 /// Short enough to wait for, long enough for a busy machine to keep within.
@@ -231,4 +232,48 @@ async fn many_silent_connections_do_not_hinder_the_rest(database: Database) {
     }
     assert_eq!(site.start(r#"{"name":"echo","id":"a"}"#).await.status, 201);
     assert_eq!(site.result("a").await.status, 200);
+}
+
+/// Clients that go away in the middle of a start, at any byte of it or while it is decided: each start is admitted whole
+/// or not at all, and on PostgreSQL no connection of ours is left in a transaction or beyond its bound.
+async fn whoever_vanishes_leaves_nothing_half_done(database: Database) {
+    const CLIENTS: usize = 400;
+    let site = Site::new(&database).await;
+    let request = |n: usize| {
+        let body = format!(r#"{{"name":"echo","id":"v{n}","input":{n}}}"#);
+        let head = "POST /v1/workflows HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+        format!("{head}content-length: {}\r\n\r\n{body}", body.len())
+    };
+    for n in 0..CLIENTS {
+        let request = request(n);
+        // Every place to break off comes, and half of them send all and do not wait for the answer.
+        let sent = if n % 2 == 0 { request.len() } else { n * 37 % request.len() };
+        let mut raw = site.connect().await;
+        raw.send(&request[..sent]).await;
+        if n % 8 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // It still serves, and whoever asks again is told the truth.
+    for n in 0..CLIENTS {
+        let again = site.start(format!(r#"{{"name":"echo","id":"v{n}","input":{n}}}"#)).await;
+        assert!([200, 201].contains(&again.status), "v{n}: {}", again.body);
+        if n % 2 == 1 {
+            assert_eq!(again.status, 201, "v{n} was never asked for whole");
+        }
+        assert_eq!(site.result(&format!("v{n}")).await.json()["result"], n);
+    }
+    assert_eq!(site.ids().await.len(), CLIENTS);
+    if database.file().is_none() {
+        let (plain, schema) = database.url().split_once("?schema=").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        let idle = "select count(*) from pg_stat_activity where state like 'idle in transaction%'
+                        and query ~ ";
+        let begin = std::time::Instant::now();
+        while psql(&plain, &format!("{idle} '{schema}'")).unwrap().trim() != "0" {
+            assert!(begin.elapsed() < PATIENCE, "a transaction was left open");
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    }
+    let verified = site.engine.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
+    assert_eq!((verified.fault_count, verified.workflows), (0, CLIENTS as u64));
 }

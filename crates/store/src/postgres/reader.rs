@@ -240,7 +240,8 @@ pub(super) static LOOKS: [Text; 14] = [
     },
     // What anybody may see of others: the numbers of their transactions, not when those began.
     Text {
-        text: "select coalesce(max(s.age), 0)::bigint, (extract(epoch from clock_timestamp() - min(s.since)) * 1000)::bigint
+        text: "select coalesce(max(s.age), 0)::bigint, case when count(*) = 0 then 0
+                      else (extract(epoch from clock_timestamp() - min(s.since)) * 1000)::bigint end
                from (
                    select greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since
                    from pg_stat_activity a
