@@ -103,12 +103,24 @@ impl Common {
 
 /// What is said at the end of a drain.
 fn stopped(took: Duration, drained: &Drained) -> String {
-    let steps = |n: usize| if n == 1 { "1 running step was".to_owned() } else { format!("{n} running steps were") };
-    let left = match drained.given_back {
-        0 => "every running step has ended".to_owned(),
-        n => format!("{} given back, at no cost of an attempt", steps(n)),
+    let steps = |n: usize, one, many| {
+        if n == 1 { format!("1 running step {one}") } else { format!("{n} running steps {many}") }
     };
-    format!("stopped after {:.1} s: {left}", took.as_secs_f64())
+    let mut told = Vec::new();
+    if drained.given_back > 0 {
+        told.push(steps(drained.given_back, "was given back", "were given back") + ", at no cost of an attempt");
+    }
+    if drained.left > 0 {
+        told.push(steps(
+            drained.left,
+            "did not yield and is given back later",
+            "did not yield and are given back later",
+        ));
+    }
+    if told.is_empty() {
+        told.push("every running step has ended".to_owned());
+    }
+    format!("stopped after {:.1} s: {}", took.as_secs_f64(), told.join("; "))
 }
 
 fn cannot_listen(error: &ServeError) -> Exit {
@@ -153,4 +165,25 @@ pub(crate) async fn serve(serve: Serve) -> Result<(), Exit> {
         tracing::info!("no definitions are registered: workflows are admitted and kept, and wait for a worker");
     }
     serve.common.run(builder, |address| format!("listening on http://{address}\n")).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_says_what_became_of_each_step() {
+        let said = |given_back, left| {
+            let took = Duration::from_millis(1_240);
+            stopped(took, &Drained { took, given_back, left })
+        };
+        assert_eq!(said(0, 0), "stopped after 1.2 s: every running step has ended");
+        assert_eq!(said(1, 0), "stopped after 1.2 s: 1 running step was given back, at no cost of an attempt");
+        assert_eq!(said(0, 2), "stopped after 1.2 s: 2 running steps did not yield and are given back later");
+        assert_eq!(
+            said(2, 1),
+            "stopped after 1.2 s: 2 running steps were given back, at no cost of an attempt; \
+             1 running step did not yield and is given back later"
+        );
+    }
 }

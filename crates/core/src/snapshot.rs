@@ -301,6 +301,11 @@ impl Snapshot {
         }
     }
 
+    /// The heads that the store has.
+    pub fn stored(&self) -> impl Iterator<Item = (Handle, WorkflowKey)> {
+        self.heads.values().flatten().filter_map(|cell| Some((cell.handle()?, cell.head.key.clone())))
+    }
+
     /// True when this head was already looked up.
     pub fn has_head(&self, key: &WorkflowKey) -> bool {
         self.heads.contains_key(key)

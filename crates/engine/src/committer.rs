@@ -49,7 +49,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::delivery::{Delivery, Syncer};
 use crate::error::Error;
-use crate::left_out::{LeftOut, Narrowed};
+use crate::left_out::{LeftOut, Narrow, Narrowed};
 use crate::refusals::Refusals;
 
 /// Why the lanes' lock is never poisoned.
@@ -425,7 +425,8 @@ struct Runner {
     owing: Seldom,
     /// In the order in which they are tried again.
     aside: VecDeque<Aside>,
-    /// What the last batch would have changed, where it was one command and was not saved.
+    /// What the last batch would have changed, or where a rule failed what it looked at, where it was one command and was
+    /// not saved.
     unsaved: Vec<(Handle, WorkflowKey)>,
     left_out: LeftOut,
 }
@@ -669,10 +670,16 @@ impl Runner {
 
     /// Makes another try of a command that takes whatever stands first and could not be saved.
     fn narrow(&mut self, command: &mut Command, narrowed: &mut Narrowed) -> bool {
-        let unsaved = std::mem::take(&mut self.unsaved);
-        let again = self.left_out.narrow(command, &unsaved, narrowed, Instant::now());
-        self.writer.leave_out(self.left_out.handles());
-        again
+        let (unsaved, now) = (std::mem::take(&mut self.unsaved), Instant::now());
+        match self.left_out.narrow(command, &unsaved, narrowed, now) {
+            Narrow::Again => true,
+            Narrow::Without(key) => {
+                self.shared.refusals.refused(Some(&key), now);
+                self.writer.leave_out(self.left_out.handles());
+                true
+            }
+            Narrow::Over => false,
+        }
     }
 
     /// After a wait for a row that somebody holds: parts its commands from those that need not wait.
@@ -750,10 +757,16 @@ impl Runner {
             Ok(Ok(outcomes)) => outcomes,
             Ok(Err(error)) => {
                 self.writer.abandon();
+                if jobs.len() == 1 && matches!(error, Error::Internal(_)) {
+                    self.unsaved = snapshot.stored().collect();
+                }
                 return Ended::NotCommitted(jobs, error);
             }
             Err(_) => {
                 self.writer.abandon();
+                if jobs.len() == 1 {
+                    self.unsaved = snapshot.stored().collect();
+                }
                 return Ended::NotCommitted(jobs, Error::Internal("a rule panicked".to_owned()));
             }
         };
@@ -775,7 +788,7 @@ impl Runner {
         match saved {
             Saved::Written => {
                 self.shared.refusals.written();
-                self.left_out.saved();
+                self.left_out.saved(Instant::now());
                 metrics::counter!("steadfast_commits_total").increment(1);
                 metrics::counter!("steadfast_events_total").increment(snapshot.appended().len() as u64);
                 metrics::histogram!("steadfast_batch_commands").record(jobs.len() as f64);

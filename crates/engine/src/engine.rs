@@ -219,6 +219,8 @@ struct Hub {
     ends: Mutex<Ends>,
     seats_taken: Arc<AtomicUsize>,
     ended_count: std::sync::atomic::AtomicU64,
+    /// Steps that were given back because the grace was over.
+    given_back: AtomicUsize,
 }
 
 /// Who waits for which workflow, and which of them run here.
@@ -672,7 +674,7 @@ impl Inner {
                         }
                         return Ok(given_back);
                     }
-                    after = report.after;
+                    after = report.after.or(after);
                 }
                 Ok(_) => return Err(Error::Internal("a give-back was answered as something else".to_owned())),
                 Err(Error::Closed) => return Err(Error::Closed),
@@ -689,6 +691,13 @@ impl Inner {
     /// True when no other process can run steps of this store.
     fn is_alone(&self) -> bool {
         self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|store| store.is_alone())
+    }
+
+    /// A step was given back.
+    pub(crate) fn gave_back(&self) {
+        if *self.stage.borrow() >= Stage::GraceOver {
+            self.hub.given_back.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// True when what any process of the store could do is this one's to do first.
@@ -1065,7 +1074,7 @@ pub struct Drained {
     pub took: Duration,
     /// Workflows whose step did not end within the grace and was given back.
     pub given_back: usize,
-    /// Those of them whose handler did not yield: whoever looks after this process's steps next gives them back.
+    /// Workflows whose handler did not yield: whoever looks after this process's steps next gives them back.
     pub left: usize,
 }
 
@@ -1402,8 +1411,7 @@ impl Engine {
     pub async fn shutdown(self, grace: Duration) -> Drained {
         let begin = Instant::now();
         let inner = self.inner().clone();
-        let running = || inner.hub.seats_taken.load(Ordering::Relaxed);
-        let (mut given_back, mut left) = (0, 0);
+        let mut left = 0;
         inner.stage.send_replace(Stage::Draining);
         inner.wake_worker.notify_waiters();
         let all = u32::try_from(inner.concurrency).unwrap_or(u32::MAX);
@@ -1412,10 +1420,9 @@ impl Engine {
             let _ = inner.slots.acquire_many(all).await;
         };
         if tokio::time::timeout(grace, idle(inner.clone())).await.is_err() {
-            given_back = running();
             inner.stage.send_replace(Stage::GraceOver);
             if tokio::time::timeout(Duration::from_secs(5), idle(inner.clone())).await.is_err() {
-                left = running();
+                left = inner.hub.seats_taken.load(Ordering::Relaxed);
                 tracing::warn!("a handler does not yield; its step is given back by the next owner of the store");
             }
         }
@@ -1425,7 +1432,7 @@ impl Engine {
         // The thread runs what waits, which ends in bounded time.
         let _ = tokio::task::spawn_blocking(move || joined.committer.join()).await;
         drop(inner.store.lock().unwrap_or_else(PoisonError::into_inner).take());
-        Drained { took: begin.elapsed(), given_back, left }
+        Drained { took: begin.elapsed(), given_back: inner.hub.given_back.load(Ordering::Relaxed), left }
     }
 }
 

@@ -5,8 +5,8 @@
 //! twice. That one is left out of all pages for a while, and of all commands that do not name it: a person may mend it
 //! meanwhile.
 //!
-//! A store that refuses everything looks the same at first. So where several turn out not to be at fault, none is left
-//! out, and the time grows only for one that failed while others were saved.
+//! A store that refuses everything looks the same until something is saved. So nobody is named as at fault before that,
+//! and where more were left out meanwhile than one command would, all of them come back soon, once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use steadfast_core::text::WorkflowKey;
 
 /// How long one is left out: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// How many one page may be found unable to save; where there are more it is not about workflows.
+/// How many one command leaves out; it then fails, and whoever sent it comes again.
 const AT_ONCE: usize = 3;
 /// How many may be left out together.
 const MAX: usize = 1_024;
@@ -28,18 +28,19 @@ const FORGOTTEN: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
     all: BTreeMap<Handle, One>,
-    /// How many batches were saved.
-    saved: u64,
+    /// Left out since something was saved last.
+    unproved: BTreeSet<Handle>,
 }
 
 #[derive(Debug)]
 struct One {
+    key: WorkflowKey,
     until: Instant,
     pause: Duration,
-    /// How many batches had been saved when it was not.
-    saved: u64,
     /// Its time is over.
     is_back: bool,
+    /// It was let off once, when perhaps the store was at fault.
+    let_off: bool,
 }
 
 /// How far a command was narrowed.
@@ -49,8 +50,19 @@ pub(crate) struct Narrowed {
     whole: Option<usize>,
     /// The last that was met alone. What is refused for a moment is saved by its second try.
     alone: Option<Handle>,
-    /// Those that it goes on without.
-    without: Vec<Handle>,
+    /// How many it goes on without.
+    without: usize,
+}
+
+/// What to do about a command that could not be saved.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Narrow {
+    /// It is tried again, for fewer.
+    Again,
+    /// It is tried again without this one.
+    Without(WorkflowKey),
+    /// There is nothing more to try.
+    Over,
 }
 
 /// How many workflows a command takes at most of those that stand first; `None` where it names its own.
@@ -66,9 +78,26 @@ fn page(command: &mut Command) -> Option<&mut usize> {
 }
 
 impl LeftOut {
-    /// A batch was saved.
-    pub(crate) fn saved(&mut self) {
-        self.saved += 1;
+    /// A batch was saved: the store takes writes, and whoever it does not take is at fault.
+    pub(crate) fn saved(&mut self, now: Instant) {
+        if self.unproved.is_empty() {
+            return;
+        }
+        let unproved = std::mem::take(&mut self.unproved);
+        let too_many = unproved.len() > AT_ONCE;
+        for handle in unproved {
+            let Some(one) = self.all.get_mut(&handle) else { continue };
+            if too_many && !one.let_off {
+                (one.until, one.pause, one.let_off) = (one.until.min(now + PAUSE.0), PAUSE.0, true);
+                continue;
+            }
+            tracing::error!(
+                workflow = %one.key,
+                seconds = one.pause.as_secs(),
+                "a workflow cannot be saved; claims and sweeps leave it out for a while; run verify"
+            );
+            metrics::counter!("steadfast_left_out_total").increment(1);
+        }
     }
 
     /// Those to leave out.
@@ -86,31 +115,33 @@ impl LeftOut {
         any
     }
 
-    /// Makes another try of a command of which these could not be saved; false when there is nothing more to try.
+    /// Judges a command of which these could not be saved, and narrows it where it is to be tried again.
     pub(crate) fn narrow(
         &mut self,
         command: &mut Command,
         unsaved: &[(Handle, WorkflowKey)],
         narrowed: &mut Narrowed,
         now: Instant,
-    ) -> bool {
-        let Some(limit) = page(command) else { return false };
+    ) -> Narrow {
+        let Some(limit) = page(command) else { return Narrow::Over };
         let whole = *narrowed.whole.get_or_insert(*limit);
         match unsaved {
+            // What fails whoever stands first is not about them.
+            [] => Narrow::Over,
             [(handle, _)] if narrowed.alone != Some(*handle) => {
                 narrowed.alone = Some(*handle);
-                true
+                Narrow::Again
             }
-            [(handle, key)] if narrowed.without.len() < AT_ONCE && self.leave(*handle, key, now) => {
-                narrowed.without.push(*handle);
+            [(handle, key)] if narrowed.without < AT_ONCE && self.leave(*handle, key, now) => {
+                narrowed.without += 1;
                 *limit = whole;
-                true
+                Narrow::Without(key.clone())
             }
-            [_] => self.give_up(narrowed),
-            _ if *limit <= 1 => self.give_up(narrowed),
+            [_] => Narrow::Over,
+            _ if *limit <= 1 => Narrow::Over,
             _ => {
-                *limit = if unsaved.is_empty() { *limit / 2 } else { (unsaved.len() / 2).min(*limit / 2) };
-                true
+                *limit = (unsaved.len() / 2).min(*limit / 2);
+                Narrow::Again
             }
         }
     }
@@ -121,27 +152,13 @@ impl LeftOut {
         if self.all.len() >= MAX {
             return false;
         }
-        let pause = match self.all.get(&handle) {
-            Some(one) if one.saved == self.saved => one.pause,
-            Some(one) => (one.pause * 2).min(PAUSE.1),
-            None => PAUSE.0,
+        let (pause, let_off) = match self.all.get(&handle) {
+            Some(one) => ((one.pause * 2).min(PAUSE.1), one.let_off),
+            None => (PAUSE.0, false),
         };
-        tracing::error!(
-            workflow = %key,
-            seconds = pause.as_secs(),
-            "a workflow cannot be saved; claims and sweeps leave it out for a while; run verify"
-        );
-        metrics::counter!("steadfast_left_out_total").increment(1);
-        self.all.insert(handle, One { until: now + pause, pause, saved: self.saved, is_back: false });
+        self.all.insert(handle, One { key: key.clone(), until: now + pause, pause, is_back: false, let_off });
+        self.unproved.insert(handle);
         true
-    }
-
-    /// It was not about them.
-    fn give_up(&mut self, narrowed: &mut Narrowed) -> bool {
-        for handle in narrowed.without.drain(..) {
-            self.all.remove(&handle);
-        }
-        false
     }
 }
 
@@ -156,9 +173,13 @@ mod tests {
         Command::Sweep(Sweep { limit: 512, jitter: 0, deliveries_max: 20 })
     }
 
-    /// Sweeps workflows with these numbers, all due, of which some cannot be saved: how often it took a try, and whether
-    /// the last was saved.
-    fn swept(left_out: &mut LeftOut, due: std::ops::Range<Handle>, bad: &[Handle], now: Instant) -> (u32, bool) {
+    fn key(n: Handle) -> WorkflowKey {
+        WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(n.to_string()) }
+    }
+
+    /// Sweeps workflows with these numbers, all due, of which some cannot be saved: how often it took a try, and how many
+    /// were saved by the last.
+    fn swept(left_out: &mut LeftOut, due: std::ops::Range<Handle>, bad: &[Handle], now: Instant) -> (u32, usize) {
         let (mut command, mut narrowed, mut tries) = (sweep(), Narrowed::default(), 0);
         left_out.is_over_for_some(now);
         loop {
@@ -166,20 +187,15 @@ mod tests {
             assert!(tries < 1_000, "it ends");
             let without = left_out.handles();
             let limit = *page(&mut command).unwrap();
-            let named = |n: Handle| {
-                let key =
-                    WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted(n.to_string()) };
-                (n, key)
-            };
-            let met: Vec<_> = due.clone().filter(|n| !without.contains(n)).take(limit).map(named).collect();
+            let met: Vec<_> = due.clone().filter(|n| !without.contains(n)).take(limit).map(|n| (n, key(n))).collect();
             if !met.iter().any(|(n, _)| bad.contains(n)) {
                 if !met.is_empty() {
-                    left_out.saved();
+                    left_out.saved(now);
                 }
-                return (tries, true);
+                return (tries, met.len());
             }
-            if !left_out.narrow(&mut command, &met, &mut narrowed, now) {
-                return (tries, false);
+            if left_out.narrow(&mut command, &met, &mut narrowed, now) == Narrow::Over {
+                return (tries, 0);
             }
         }
     }
@@ -193,49 +209,78 @@ mod tests {
         let now = Instant::now();
         let mut left_out = LeftOut::default();
         // 100, 50, 25, 12, 6, 3, 1, once more, and then all others.
-        assert_eq!(swept(&mut left_out, 0..100, &[0], now), (9, true));
+        assert_eq!(swept(&mut left_out, 0..100, &[0], now), (9, 99));
         assert_eq!(out(&left_out), [0]);
         // Somewhere behind: the half before it is swept first.
-        assert_eq!(swept(&mut left_out, 0..100, &[0, 99], now), (2, true));
-        assert_eq!(swept(&mut left_out, 50..100, &[99], now), (2, true));
-        assert_eq!(swept(&mut left_out, 99..100, &[99], now), (3, true));
+        assert_eq!(swept(&mut left_out, 0..100, &[0, 99], now), (2, 49));
+        assert_eq!(swept(&mut left_out, 50..100, &[99], now), (2, 25));
+        assert_eq!(swept(&mut left_out, 99..100, &[99], now), (3, 0));
         assert_eq!(out(&left_out), [0, 99]);
+    }
+
+    /// However many stand in front, the others have their turn.
+    #[test]
+    fn any_number_in_front_is_passed() {
+        for n in [4, 10, 100] {
+            let bad: Vec<Handle> = (0..n).collect();
+            let (mut left_out, now) = (LeftOut::default(), Instant::now());
+            let mut rounds = 0;
+            while swept(&mut left_out, 0..n + 100, &bad, now).1 == 0 {
+                rounds += 1;
+                assert!(rounds < 40, "{n}: {rounds} rounds");
+            }
+        }
     }
 
     #[test]
     fn one_that_is_refused_for_a_moment_is_not_left_out() {
         let now = Instant::now();
         let (mut left_out, mut narrowed, mut command) = (LeftOut::default(), Narrowed::default(), sweep());
-        let key = WorkflowKey { namespace: Namespace::default_namespace(), id: WorkflowId::trusted("w") };
-        assert!(left_out.narrow(&mut command, &[(7, key)], &mut narrowed, now));
+        assert_eq!(left_out.narrow(&mut command, &[(7, key(7))], &mut narrowed, now), Narrow::Again);
         assert_eq!((out(&left_out), page(&mut command).copied()), (vec![], Some(512)), "it is tried once more");
     }
 
     #[test]
-    fn a_store_that_refuses_everything_is_not_taken_for_workflows() {
-        let now = Instant::now();
+    fn what_fails_whoever_stands_first_is_about_none_of_them() {
+        let (mut left_out, mut command) = (LeftOut::default(), sweep());
+        let narrow = left_out.narrow(&mut command, &[], &mut Narrowed::default(), Instant::now());
+        assert_eq!((narrow, out(&left_out)), (Narrow::Over, vec![]));
+    }
+
+    /// A store that refused everything for long: with the first that is saved nobody waits for long any more.
+    #[test]
+    fn after_a_store_that_refused_everything_all_are_back_soon() {
+        let mut now = Instant::now();
         let all: Vec<Handle> = (0..100).collect();
         let mut left_out = LeftOut::default();
-        let (tries, saved) = swept(&mut left_out, 0..100, &all, now);
-        assert!(!saved && tries < 40, "{tries}");
+        for _ in 0..600 {
+            let (tries, saved) = swept(&mut left_out, 0..100, &all, now);
+            assert!(saved == 0 && tries < 40, "{tries}");
+            now += Duration::from_secs(1);
+        }
+        left_out.saved(now);
+        left_out.is_over_for_some(now + PAUSE.0);
         assert_eq!(out(&left_out), [0; 0]);
+        // Who fails again, while others are saved, is at fault.
+        while swept(&mut left_out, 0..100, &[0, 1, 2, 3, 4], now).1 == 0 {}
+        left_out.is_over_for_some(now + PAUSE.0);
+        assert_eq!(out(&left_out), [0, 1, 2, 3, 4]);
     }
 
     #[test]
-    fn the_time_grows_while_others_are_saved() {
+    fn the_time_grows_with_each_failure() {
         let mut now = Instant::now();
         let mut left_out = LeftOut::default();
         let mut told = Vec::new();
-        for others in [0, 0, 0, 1, 1, 1, 1, 1, 1] {
-            assert!(swept(&mut left_out, 7..8, &[7], now).1);
+        for _ in 0..6 {
+            assert_eq!(swept(&mut left_out, 7..9, &[7], now).1, 1);
             let begin = now;
             while !out(&left_out).is_empty() {
                 now += Duration::from_secs(1);
                 left_out.is_over_for_some(now);
             }
             told.push((now - begin).as_secs());
-            (0..others).for_each(|_| left_out.saved());
         }
-        assert_eq!(told, [5, 5, 5, 5, 10, 20, 40, 60, 60]);
+        assert_eq!(told, [5, 10, 20, 40, 60, 60]);
     }
 }

@@ -193,7 +193,12 @@ async fn attempt(
         complete.claim_next = Some(engine.terms());
         writes = complete.writes.clone();
     }
-    let next = match commit_until_known(engine, command, &granted).await {
+    let is_given_back = matches!(&command, Command::Fail(fail) if fail.kind == FailKind::GivenBack);
+    let outcome = commit_until_known(engine, command, &granted).await;
+    if is_given_back && matches!(outcome, Some(commit::Outcome::Committed(_) | commit::Outcome::AlreadyCommitted(_))) {
+        engine.gave_back();
+    }
+    let next = match outcome {
         Some(commit::Outcome::Committed(after) | commit::Outcome::AlreadyCommitted(after)) => after.next,
         Some(commit::Outcome::Lost) => {
             metrics::counter!("steadfast_late_results_total").increment(1);

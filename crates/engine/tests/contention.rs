@@ -1,4 +1,6 @@
 //! Contention: nodes, clients and strangers that reach for the same rows of one PostgreSQL database.
+//!
+//! Each test counts for its process, and so needs one of its own, as nextest gives it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +17,7 @@ use steadfast::store::{Cursor, Filter, Store};
 use steadfast::{Ctx, Engine, Request, StepResult, done, step};
 use steadfast_pgtest::Cluster;
 
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK: Duration = Duration::from_secs(120);
 
 async fn within<F: IntoFuture>(work: F) -> F::Output {
     tokio::time::timeout(STUCK, work.into_future()).await.expect("it is done in time")
@@ -43,6 +45,15 @@ fn node(url: &str, concurrency: usize) -> Engine {
         .concurrency(concurrency)
         .run()
         .expect("it runs")
+}
+
+/// Waits until this answers that.
+async fn wait_for(cluster: &Cluster, statement: &str, answer: &str) {
+    let begin = Instant::now();
+    while cluster.sql(statement) != answer {
+        assert!(begin.elapsed() < STUCK, "{statement} is still {}", cluster.sql(statement));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 async fn verify(engine: &Engine) {
@@ -203,11 +214,7 @@ async fn a_mixed_load_on_several_nodes_meets_no_deadlock() {
     let (started, replayed) = answered.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     assert_eq!(started + replayed, 24 * 4 * 90, "each was answered");
     let live = "select count(*) from steadfast.heads where status not in ('completed', 'failed', 'cancelled')";
-    let begin = Instant::now();
-    while cluster.sql(live) != "0" {
-        assert!(begin.elapsed() < STUCK, "not all of them end");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for(&cluster, live, "0").await;
     verify(&nodes[2]).await;
     let there = cluster.sql("select count(*), count(distinct id) from steadfast.admissions");
     assert_eq!(there, format!("{started}|{started}"), "each id once");
@@ -276,11 +283,7 @@ async fn claimers_of_several_nodes_on_one_backlog_seldom_meet() {
     let requests = (0..WORKFLOWS).map(|n| Request::new("count").id(format!("w-{n}")).input(&3)).collect();
     within(front.start_many(requests)).await.unwrap().into_iter().for_each(|accepted| drop(accepted.unwrap()));
     let nodes = [node(&url, 16), node(&url, 16), node(&url, 16), node(&url, 16)];
-    let begin = Instant::now();
-    while cluster.sql("select count(*) from steadfast.heads where status <> 'completed'") != "0" {
-        assert!(begin.elapsed() < STUCK, "not all of them end");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for(&cluster, "select count(*) from steadfast.heads where status <> 'completed'", "0").await;
     verify(&front).await;
     let events = cluster.sql("select count(*) filter (where type = 'step_started'), count(*) from steadfast.events");
     assert_eq!(events, format!("{}|{}", WORKFLOWS * 3, WORKFLOWS * 8), "each step ran once");
@@ -355,8 +358,10 @@ async fn a_deadlock_with_a_stranger_is_not_heard_of() {
              begin;
              lock table steadfast.events in share mode;
              do $$ begin
-                 while not exists (select from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)))
-                 loop perform pg_sleep(0.002); end loop;
+                 for n in 1 .. 30000 loop
+                     exit when exists (select from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)));
+                     perform pg_sleep(0.002);
+                 end loop;
                  insert into steadfast.admissions (workflow, admitted_at, namespace, id, fingerprint)
                      values (-1, 0, 1, '{id}', decode(repeat('00', 33), 'hex'));
              end $$;
@@ -366,9 +371,9 @@ async fn a_deadlock_with_a_stranger_is_not_heard_of() {
             let stranger = scope.spawn(|| cluster.sql(&stranger));
             tokio::task::block_in_place(|| {
                 tokio::runtime::Handle::current().block_on(async {
-                    while cluster.sql("select count(*) from pg_locks where mode = 'ShareLock' and relation = 'steadfast.events'::regclass and granted") != "1" {
-                        tokio::time::sleep(Duration::from_millis(5)).await;
-                    }
+                    let locked = "select count(*) from pg_locks
+                                  where mode = 'ShareLock' and relation = 'steadfast.events'::regclass and granted";
+                    wait_for(&cluster, locked, "1").await;
                     let accepted = within(engine.start_request(Request::new("count").id(&id))).await;
                     assert!(!accepted.expect("it is admitted").replay);
                 });
@@ -421,9 +426,7 @@ async fn one_id_is_admitted_once_though_the_first_to_reach_for_it_is_rolled_back
             tokio::spawn(async move { node.start_request(Request::new("count").id(id).input(&7)).await })
         };
         let first = start(&nodes[0]);
-        while cluster.sql("select is_called from steadfast.faults") != "t" {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        wait_for(&cluster, "select is_called from steadfast.faults", "t").await;
         let second = start(&nodes[1]);
         let second = within(second).await.unwrap().expect("the second one admits it");
         assert!(!second.replay, "{ending}");

@@ -20,7 +20,7 @@ use steadfast_pgtest::{Database, on_each_database, psql};
 use tokio::sync::Semaphore;
 
 /// Longer than anything here takes; what waits longer is stuck.
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK: Duration = Duration::from_secs(90);
 /// So many are well.
 const OTHERS: usize = 100;
 
@@ -31,9 +31,13 @@ on_each_database! {
     one_that_is_due_and_whose_log_is_ahead_does_not_hold_up_the_others,
     one_that_is_ready_and_cannot_be_saved_does_not_hold_up_the_others,
     one_that_is_ready_and_whose_log_is_ahead_does_not_hold_up_the_others,
+    ten_that_are_due_and_cannot_be_saved_do_not_hold_up_the_others,
+    ten_that_are_ready_and_cannot_be_saved_do_not_hold_up_the_others,
+    one_that_breaks_a_rule_does_not_hold_up_the_others,
     one_that_a_dead_process_held_and_cannot_be_saved_does_not_hold_up_the_others,
     one_that_runs_and_whose_log_is_ahead_does_not_hold_up_the_others,
     what_stays_due_is_not_looked_for_without_a_pause,
+    a_store_that_refuses_all_that_is_due_is_not_ready,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +47,8 @@ enum Damage {
     Refused,
     /// Its log has an event more than its head knows of.
     LogAhead,
+    /// Its head says what no rule reckons with.
+    Absurd,
 }
 
 /// Where the damaged one and the others stand when the damage is done.
@@ -57,28 +63,29 @@ enum Place {
 }
 
 impl Damage {
-    /// Does it to the workflow `bad`, while nobody has the store open.
+    /// Does it to the workflows whose name begins with `bad`, while nobody has the store open.
     fn does(self, database: &Database) {
         let refuse = match database.file() {
             Some(_) => {
-                "create trigger refuse before update on heads when old.id = 'bad'
+                "create trigger refuse before update on heads when old.id like 'bad%'
                  begin select raise(abort, 'it cannot be saved'); end"
             }
             None => {
                 "create function refuse() returns trigger language plpgsql as $$ begin
                      raise check_violation using message = 'it cannot be saved';
                  end $$;
-                 create trigger refuse before update on heads for each row when (old.id = 'bad')
+                 create trigger refuse before update on heads for each row when (old.id like 'bad%')
                      execute function refuse()"
             }
         };
         let statement = match self {
-            Self::Unreadable => "update heads set options = '{' where id = 'bad'",
+            Self::Unreadable => "update heads set options = '{' where id like 'bad%'",
             Self::Refused => refuse,
+            Self::Absurd => "update heads set attempt = 0 where id like 'bad%'",
             Self::LogAhead => {
                 "insert into events (namespace, workflow, seq, type, version, at, payload)
                  select e.namespace, e.workflow, e.seq + 1, e.type, e.version, e.at, e.payload from events e
-                 join heads h on h.workflow = e.workflow and h.seq = e.seq where h.id = 'bad'"
+                 join heads h on h.workflow = e.workflow and h.seq = e.seq where h.id like 'bad%'"
             }
         };
         run(database, statement);
@@ -86,12 +93,14 @@ impl Damage {
 
     fn undo(self, database: &Database) {
         let statement = match self {
-            Self::Unreadable => "update heads set options = null where id = 'bad'",
+            Self::Unreadable => "update heads set options = null where id like 'bad%'",
             Self::Refused if database.file().is_none() => "drop trigger refuse on heads",
             Self::Refused => "drop trigger refuse",
+            Self::Absurd => "update heads set attempt = 1 where id like 'bad%'",
             Self::LogAhead => {
-                "delete from events where workflow = (select workflow from heads where id = 'bad')
-                 and seq > (select seq from heads where id = 'bad')"
+                "delete from events where exists (
+                     select 1 from heads h
+                     where h.id like 'bad%' and h.workflow = events.workflow and h.seq < events.seq)"
             }
         };
         run(database, statement);
@@ -123,7 +132,7 @@ fn open(database: &Database) -> Builder {
 /// How many workflows have this status.
 async fn count(engine: &Engine, status: Status) -> usize {
     let filter = Filter { status: Some(status), ..Filter::all(Namespace::default_namespace()) };
-    let page = engine.look(move |reader| reader.list(&filter, None, OTHERS + 2)).await.expect("it lists");
+    let page = engine.look(move |reader| reader.list(&filter, None, OTHERS + 20)).await.expect("it lists");
     page.items.len()
 }
 
@@ -136,14 +145,14 @@ async fn until(what: &str, engine: &Engine, status: Status, n: usize) {
 }
 
 /// Brings all of them to a place, the damaged one in front, and closes the store.
-async fn bring(database: &Arc<Database>, place: Place) {
-    let concurrency = if place == Place::Sleeping { OTHERS + 1 } else { 0 };
+async fn bring(database: &Arc<Database>, place: Place, bad: usize) {
+    let concurrency = if place == Place::Sleeping { OTHERS + bad } else { 0 };
     let engine = open(database).concurrency(concurrency).run().expect("it runs");
-    for name in std::iter::once("bad".to_owned()).chain((0..OTHERS).map(|n| format!("w-{n}"))) {
+    for name in (0..bad).map(|n| format!("bad{n}")).chain((0..OTHERS).map(|n| format!("w-{n}"))) {
         engine.start("nap", &1_000_u64).id(name).await.expect("it is admitted");
     }
     if place == Place::Sleeping {
-        until("brought to sleep", &engine, Status::Sleeping, OTHERS + 1).await;
+        until("brought to sleep", &engine, Status::Sleeping, OTHERS + bad).await;
     }
     engine.shutdown(STUCK).await;
     let (remote, lease_ms) = match place {
@@ -153,11 +162,11 @@ async fn bring(database: &Arc<Database>, place: Place) {
         Place::HeldElsewhere => (true, 1),
     };
     let database = database.clone();
-    tokio::task::spawn_blocking(move || claim_all(&database, remote, lease_ms)).await.expect("no panic");
+    tokio::task::spawn_blocking(move || claim_all(&database, remote, lease_ms, OTHERS + bad)).await.expect("no panic");
 }
 
 /// Claims them for a worker that is never heard of again.
-fn claim_all(database: &Database, remote: bool, lease_ms: u64) {
+fn claim_all(database: &Database, remote: bool, lease_ms: u64, all: usize) {
     let store = store(database, Arc::new(SystemClock::new()));
     let mut writer = store.writer().expect("it has a writer");
     let announced = Announced {
@@ -166,10 +175,10 @@ fn claim_all(database: &Database, remote: bool, lease_ms: u64) {
     };
     let worker = WorkerRef { label: "gone".into(), boot: store.identity().boot, remote };
     let terms = Terms { worker, announced: Arc::new(announced), lease_ms, seed: [7; 32] };
-    let claim = Command::Claim(claim::Request { terms, n: OTHERS + 1, id: None });
+    let claim = Command::Claim(claim::Request { terms, n: all, id: None });
     let moment = Moment { now: store.clock().now(), epoch: writer.epoch() };
     let Applied::Committed(outcomes) = apply(writer.as_mut(), &moment, &[claim]) else { panic!("it is committed") };
-    assert!(matches!(&outcomes[..], [Outcome::Claim(page)] if page.granted.len() == OTHERS + 1));
+    assert!(matches!(&outcomes[..], [Outcome::Claim(page)] if page.granted.len() == all));
 }
 
 fn store(database: &Database, clock: Arc<dyn Clock>) -> Box<dyn Store> {
@@ -180,14 +189,14 @@ fn store(database: &Database, clock: Arc<dyn Clock>) -> Box<dyn Store> {
     }
 }
 
-async fn passes(database: Database, place: Place, damage: Damage) {
+async fn passes(database: Database, place: Place, damage: Damage, bad: usize) {
     let database = Arc::new(database);
-    bring(&database, place).await;
+    bring(&database, place, bad).await;
     damage.does(&database);
     let mut engine = open(&database).concurrency(8).run().expect("it runs");
     until("beside the damaged one", &engine, Status::Completed, OTHERS).await;
     if damage != Damage::Unreadable {
-        let head = engine.head("bad").await.expect("it can be read");
+        let head = engine.head("bad0").await.expect("it can be read");
         assert_ne!(head.status(), Status::Completed, "it is damaged");
     }
     // What comes later is not held up either.
@@ -200,7 +209,7 @@ async fn passes(database: Database, place: Place, damage: Damage) {
             engine.shutdown(STUCK).await;
             engine = open(&database).concurrency(8).run().expect("it runs");
         }
-        until("mended", &engine, Status::Completed, OTHERS + 2).await;
+        until("mended", &engine, Status::Completed, OTHERS + 1 + bad).await;
         let verified = engine.look(|reader| reader.verify(&mut |_| {})).await.expect("it can be verified");
         assert_eq!(verified.fault_count, 0, "{:?}", verified.faults);
     }
@@ -208,27 +217,39 @@ async fn passes(database: Database, place: Place, damage: Damage) {
 }
 
 async fn one_that_is_due_and_cannot_be_read_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::Sleeping, Damage::Unreadable).await;
+    passes(database, Place::Sleeping, Damage::Unreadable, 1).await;
 }
 
 async fn one_that_is_due_and_cannot_be_saved_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::Sleeping, Damage::Refused).await;
+    passes(database, Place::Sleeping, Damage::Refused, 1).await;
 }
 
 async fn one_that_is_due_and_whose_log_is_ahead_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::HeldElsewhere, Damage::LogAhead).await;
+    passes(database, Place::HeldElsewhere, Damage::LogAhead, 1).await;
 }
 
 async fn one_that_is_ready_and_cannot_be_saved_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::Ready, Damage::Refused).await;
+    passes(database, Place::Ready, Damage::Refused, 1).await;
 }
 
 async fn one_that_is_ready_and_whose_log_is_ahead_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::Ready, Damage::LogAhead).await;
+    passes(database, Place::Ready, Damage::LogAhead, 1).await;
+}
+
+async fn ten_that_are_due_and_cannot_be_saved_do_not_hold_up_the_others(database: Database) {
+    passes(database, Place::Sleeping, Damage::Refused, 10).await;
+}
+
+async fn ten_that_are_ready_and_cannot_be_saved_do_not_hold_up_the_others(database: Database) {
+    passes(database, Place::Ready, Damage::Refused, 10).await;
+}
+
+async fn one_that_breaks_a_rule_does_not_hold_up_the_others(database: Database) {
+    passes(database, Place::HeldElsewhere, Damage::Absurd, 1).await;
 }
 
 async fn one_that_a_dead_process_held_and_cannot_be_saved_does_not_hold_up_the_others(database: Database) {
-    passes(database, Place::HeldByProcess, Damage::Refused).await;
+    passes(database, Place::HeldByProcess, Damage::Refused, 1).await;
 }
 
 /// Its commit meets an event that is there already, again and again: the committer tried nothing else for 20 s.
@@ -283,7 +304,7 @@ impl Clock for Asked {
 
 async fn what_stays_due_is_not_looked_for_without_a_pause(database: Database) {
     let database = Arc::new(database);
-    bring(&database, Place::Sleeping).await;
+    bring(&database, Place::Sleeping, 1).await;
     Damage::Unreadable.does(&database);
     let clock = Arc::new(Asked(SystemClock::new(), AtomicU32::new(0)));
     let engine = Engine::on(store(&database, clock.clone())).register("nap", nap).run().expect("it runs");
@@ -293,5 +314,25 @@ async fn what_stays_due_is_not_looked_for_without_a_pause(database: Database) {
     let asked = clock.1.load(Ordering::Relaxed) - before;
     let most = begin.elapsed().as_secs() * 20 + 20;
     assert!(u64::from(asked) <= most, "{asked} sweeps in {:?}", begin.elapsed());
+    engine.shutdown(STUCK).await;
+}
+
+/// Nobody asks for anything, and neither of the two that are due can be saved: as far as can be told nothing can.
+async fn a_store_that_refuses_all_that_is_due_is_not_ready(database: Database) {
+    let engine = open(&database).run().expect("it runs");
+    for id in ["bad0", "bad1"] {
+        engine.start("nap", &2_000_u64).id(id).await.expect("it is admitted");
+    }
+    until("brought to sleep", &engine, Status::Sleeping, 2).await;
+    Damage::Refused.does(&database);
+    let begin = Instant::now();
+    while engine.is_ready() {
+        assert!(begin.elapsed() < STUCK, "it is ready for ever");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(engine.refuses_writes());
+    Damage::Refused.undo(&database);
+    until("mended", &engine, Status::Completed, 2).await;
+    assert!(engine.is_ready());
     engine.shutdown(STUCK).await;
 }

@@ -200,7 +200,7 @@ async fn timers_of_a_killed_node_are_each_fired_once_by_another() {
     let schema = Schema::new();
     let front = node(&schema.url, 0);
     let killed = Process::start(&schema.url, HELD);
-    let (due, later) = (front.now() + 6_000, front.now() + 8_000);
+    let (due, later) = (front.now() + 10_000, front.now() + 12_000);
     let until = |n: usize| if n.is_multiple_of(2) { due } else { later };
     let requests = (0..COUNT).map(|n| Request::new("nap").id(format!("n-{n}")).input(&until(n))).collect();
     for accepted in within(front.start_many(requests)).await.unwrap() {
@@ -244,14 +244,16 @@ async fn thousands_of_interrupted_workflows_are_given_back_by_the_page_beside_ne
         accepted.unwrap();
     }
     schema.wait_for("select count(*) from SCHEMA.heads where status = 'running'", |n| n == COUNT.to_string());
-    // Nobody is there who could give them back before.
+    // Nobody is there who could run this, or give the others back, before.
+    within(front.start("quick", &()).id("new")).await.unwrap();
     front.shutdown(STUCK).await;
     drop(killed);
     let quick = |_: Ctx| async { Ok(done(7)) };
     let engine = Engine::open(&schema.url).unwrap().register("quick", quick).run().unwrap();
     assert!(engine.is_ready(), "it does not wait for what was interrupted");
-    let handle = within(engine.start("quick", &()).id("new")).await.unwrap();
+    let handle = within(engine.start("quick", &()).id("newer")).await.unwrap();
     assert_eq!(within(handle.result::<u32>()).await.unwrap(), 7);
+    assert_eq!(within(engine.handle("new").result::<u32>()).await.unwrap(), 7);
     schema.wait_for("select count(*) from SCHEMA.heads where status = 'ready'", |n| n == COUNT.to_string());
     let moment = |kind: &str, of: &str| -> i64 {
         let text = format!(

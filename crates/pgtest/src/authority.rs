@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa,
+    KeyPair, KeyUsagePurpose, NameConstraints, date_time_ymd,
 };
 use tempfile::TempDir;
 
@@ -29,7 +29,18 @@ pub struct Identity {
 impl Authority {
     /// A new one, whom nobody trusts yet, whatever there is under that name.
     pub fn named(name: &str) -> Self {
-        let mut params = named(name, &[]);
+        Self::of(named(name, &[]))
+    }
+
+    /// One that may sign for this name and those below it alone.
+    pub fn for_names_below(name: &str) -> Self {
+        let mut params = named("for some names", &[]);
+        let permitted_subtrees = vec![GeneralSubtree::DnsName(name.to_owned())];
+        params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() });
+        Self::of(params)
+    }
+
+    fn of(mut params: CertificateParams) -> Self {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, new_key()).expect("a certificate can be signed");
@@ -48,7 +59,14 @@ impl Authority {
         self.sign(&for_server(names))
     }
 
-    /// The same, from 2001.
+    /// For a server whose only name is that of the subject.
+    pub fn server_by_subject(&self, name: &str) -> Identity {
+        let mut params = named(name, &[]);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(&params)
+    }
+
+    /// For a server with these names or addresses, from 2001.
     pub fn expired_server(&self, names: &[&str]) -> Identity {
         let mut params = for_server(names);
         (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2001, 12, 31));

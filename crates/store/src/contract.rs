@@ -378,7 +378,7 @@ impl Verified {
 pub struct OldestSnapshot {
     /// How many transactions have begun since.
     pub transactions: u64,
-    /// How long ago its transaction began, where that may be seen.
+    /// How long ago the transaction of the one with most of them began, where that may be seen.
     pub age: Option<Duration>,
 }
 

@@ -65,7 +65,6 @@ fn every_statement_has_its_plan_whatever_the_statistics_say() {
     }
     // They look at the catalogue alone.
     scans.remove("look Bytes");
-    scans.remove("look OldestSnapshot");
     for (name, how) in &scans {
         let all = how.join("\n");
         assert!(

@@ -151,3 +151,19 @@ fn a_password_is_bound_to_the_channel() {
     let said = refused(&cluster, &with("sslmode=disable&channel_binding=require"), &[]);
     assert!(said.contains("channel binding"), "{said}");
 }
+
+/// A name in the subject alone is taken from a CA that may sign for anybody; limits of a CA are judged by names in their
+/// place, so that one with limits could put any name there.
+#[test]
+fn a_name_in_the_subject_counts_where_its_ca_has_no_limits() {
+    let (free, limited) = (Authority::named("free"), Authority::for_names_below("test"));
+    let cluster = Cluster::start(&[]);
+    cluster.serve_tls(&free.server_by_subject("db.test"), &free, ONLY_TLS);
+    assert_encrypted(&cluster, &url(&cluster, "db.test", &verify("verify-full", &free)));
+    cluster.serve_tls(&limited.server(&["db.test"]), &limited, ONLY_TLS);
+    assert_encrypted(&cluster, &url(&cluster, "db.test", &verify("verify-full", &limited)));
+    cluster.serve_tls(&limited.server_by_subject("db.test"), &limited, ONLY_TLS);
+    let said = refused(&cluster, &url(&cluster, "db.test", &verify("verify-full", &limited)), &[&limited]);
+    assert!(said.contains("is for db.test alone by its subject"), "{said}");
+    assert_encrypted(&cluster, &url(&cluster, "db.test", &verify("verify-ca", &limited)));
+}

@@ -199,7 +199,11 @@ fn nodes_are_killed_while_the_database_takes_no_writes() {
     scene.harm("two nodes killed while read-only", |nodes| {
         site.primary.sql("alter system set default_transaction_read_only = on; select pg_reload_conf()");
         // Connections that are there hear of it.
-        while site.primary.sql("show default_transaction_read_only") != "on" {}
+        let begin = Instant::now();
+        while site.primary.sql("show default_transaction_read_only") != "on" {
+            assert!(begin.elapsed() < common::STUCK, "it is not read-only");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         (0..2).for_each(|n| nodes.kill(n));
         let held = "select count(*) from steadfast.heads where status = 'running'";
         assert_ne!(site.primary.sql(held), "0", "they held something");

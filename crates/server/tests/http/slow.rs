@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use steadfast::Engine;
 use steadfast_pgtest::{Database, on_each_database, psql};
 use steadfast_server::Options;
 use tokio::net::TcpSocket;
@@ -238,7 +239,13 @@ async fn many_silent_connections_do_not_hinder_the_rest(database: Database) {
 /// or not at all, and on PostgreSQL no connection of ours is left in a transaction or beyond its bound.
 async fn whoever_vanishes_leaves_nothing_half_done(database: Database) {
     const CLIENTS: usize = 400;
-    let site = Site::new(&database).await;
+    // By which our connections are known.
+    let name = database.url().rsplit(['=', '/']).next().unwrap().to_owned();
+    let url = match database.file() {
+        Some(_) => database.url(),
+        None => format!("{}&application_name={name}", database.url()),
+    };
+    let site = Site::with(options(), Engine::open(&url).unwrap()).await;
     let request = |n: usize| {
         let body = format!(r#"{{"name":"echo","id":"v{n}","input":{n}}}"#);
         let head = "POST /v1/workflows HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
@@ -265,14 +272,18 @@ async fn whoever_vanishes_leaves_nothing_half_done(database: Database) {
     }
     assert_eq!(site.ids().await.len(), CLIENTS);
     if database.file().is_none() {
-        let (plain, schema) = database.url().split_once("?schema=").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
-        let idle = "select count(*) from pg_stat_activity where state like 'idle in transaction%'
-                        and query ~ ";
-        let begin = std::time::Instant::now();
-        while psql(&plain, &format!("{idle} '{schema}'")).unwrap().trim() != "0" {
+        let ours = |what: &str| -> usize {
+            let text = format!("select count(*) from pg_stat_activity where application_name = '{name}' {what}");
+            psql(database.url().split_once('?').unwrap().0, &text).unwrap().trim().parse().unwrap()
+        };
+        let begin = Instant::now();
+        while ours("and state like 'idle in transaction%'") > 0 {
             assert!(begin.elapsed() < PATIENCE, "a transaction was left open");
             tokio::time::sleep(SHORT / 10).await;
         }
+        // Two that write and eight that look unless a URL says otherwise, and four that look after the node.
+        let n = ours("");
+        assert!((1..=14).contains(&n), "{n} connections");
     }
     let verified = site.engine.look(|reader| reader.verify(&mut |_| {})).await.unwrap();
     assert_eq!((verified.fault_count, verified.workflows), (0, CLIENTS as u64));

@@ -378,6 +378,8 @@ mod tests {
                 "postgres://h/db?sslcert=/nowhere/own.crt",
                 "postgres://h/db?sslkey=/nowhere/own.key",
                 "postgres://h/db?sslmode=disable&sslcert=/nowhere/own.crt&sslkey=/nowhere/own.key",
+                "postgres://h/db?sslmode=verify-full&sslmode=require",
+                "postgres://h/db?ssl=true&sslmode=prefer",
                 "postgres://h/db?sslcrl=/nowhere/crl",
                 "postgres://h/db?ssl_min_protocol_version=TLSv1.3",
                 "postgres://h/db?sslnegotiation=direct",

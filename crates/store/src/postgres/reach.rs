@@ -306,7 +306,13 @@ async fn dial(
 ) -> Result<(Client, End), Problem> {
     let mut met: Vec<Problem> = Vec::new();
     for mode in place.tls.tries() {
-        let stream = TcpStream::connect(address).await?;
+        let stream = match TcpStream::connect(address).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                met.push(error.into());
+                break;
+            }
+        };
         let end = End::Tcp { port: stream.local_addr()?.port() };
         tend(&stream, &place.keepalive)?;
         let failed = if *mode == SslMode::Disable {

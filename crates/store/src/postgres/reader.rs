@@ -58,11 +58,10 @@ enum L {
     ListOfNameInStatus,
     NextDue,
     Bytes,
-    OldestSnapshot,
 }
 
 /// The names of [`L`], in their order.
-pub(super) const NAMES: [&str; 14] = [
+pub(super) const NAMES: [&str; 13] = [
     "look Head",
     "look Ended",
     "look Admission",
@@ -76,7 +75,6 @@ pub(super) const NAMES: [&str; 14] = [
     "look ListOfNameInStatus",
     "look NextDue",
     "look Bytes",
-    "look OldestSnapshot",
 ];
 
 /// The number of a namespace.
@@ -138,7 +136,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-pub(super) static LOOKS: [Text; 14] = [
+pub(super) static LOOKS: [Text; 13] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -238,22 +236,23 @@ pub(super) static LOOKS: [Text; 14] = [
                where c.relnamespace = '{schema}'::regnamespace and c.relkind in ('r', 'm')",
         types: &[],
     },
-    // What anybody may see of others: the numbers of their transactions, not when those began.
-    Text {
-        text: "select coalesce(max(s.age), 0)::bigint, case when count(*) = 0 then 0
-                      else (extract(epoch from clock_timestamp() - min(s.since)) * 1000)::bigint end
-               from (
-                   select greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since
-                   from pg_stat_activity a
-                   where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
-                       and a.usesysid is not null and (a.datname = current_database() or a.datname is null)
-                   union all
-                   select age(p.transaction), p.prepared from pg_prepared_xacts p where p.database = current_database()
-                   union all
-                   select age(r.xmin), null from pg_replication_slots r where r.xmin is not null) s",
-        types: &[],
-    },
 ];
+
+/// The oldest snapshot of anybody but this connection, and when its transaction began. What anybody may see of others: the
+/// numbers of their transactions, not when those began. Never prepared: a database that lacks one of these lists shall lose
+/// this look alone.
+const OLDEST_SNAPSHOT: &str = "
+    select s.age::bigint, (extract(epoch from clock_timestamp() - s.since) * 1000)::bigint
+    from (
+        select greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since
+        from pg_stat_activity a
+        where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
+            and a.usesysid is not null and (a.datname = current_database() or a.datname is null)
+        union all
+        select age(p.transaction), p.prepared from pg_prepared_xacts p where p.database = current_database()
+        union all
+        select age(r.xmin), null from pg_replication_slots r where r.xmin is not null) s
+    order by s.age desc limit 1";
 
 /// A runtime beside the callers', which may block or not.
 pub(super) struct Background(Option<Runtime>);
@@ -578,11 +577,16 @@ impl Reader for PostgresReader {
     }
 
     fn oldest_snapshot(&self) -> Result<Option<OldestSnapshot>, StoreError> {
-        self.rows(L::OldestSnapshot, "look for the oldest snapshot", Vec::new(), |rows| {
-            Ok(rows.first().map(|row| OldestSnapshot {
-                transactions: row.get::<_, i64>(0).unsigned_abs(),
-                age: row.get::<_, Option<i64>>(1).map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())),
-            }))
+        self.look(|session| {
+            Box::pin(async move {
+                let doing = "look for the oldest snapshot";
+                let rows = session.client.query_typed(OLDEST_SNAPSHOT, &[]).await.map_err(postgres(doing))?;
+                let nobody = OldestSnapshot { transactions: 0, age: Some(Duration::ZERO) };
+                Ok(Some(rows.first().map_or(nobody, |row| OldestSnapshot {
+                    transactions: row.get::<_, i64>(0).unsigned_abs(),
+                    age: row.get::<_, Option<i64>>(1).map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())),
+                })))
+            })
         })
     }
 }

@@ -41,8 +41,8 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect};
 use tokio_rustls::TlsConnector;
 use x509_cert::Certificate;
 use x509_cert::der::{Decode, Encode};
-use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::ext::pkix::{NameConstraints, SubjectAltName};
 
 /// `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,14 +94,27 @@ struct Own {
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     mode: Option<Mode>,
+    /// `ssl=true`, as others write it, and libpq takes it.
+    ssl: bool,
     roots: Option<Roots>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Takes a setting of libpq's name and meaning; false when it is none of these.
+    /// Takes a setting of libpq's name and meaning; false when it is none of these. Of two that differ libpq takes the
+    /// last; here nobody loses the stricter one by oversight.
     pub(super) fn set(&mut self, name: &str, value: &str) -> Result<bool, String> {
+        let given = match name {
+            "sslmode" => self.mode.is_some(),
+            "sslrootcert" => self.roots.is_some(),
+            "sslcert" => self.certificate.is_some(),
+            "sslkey" => self.key.is_some(),
+            _ => false,
+        };
+        if given {
+            return Err(format!("{name} is given twice; leave one out"));
+        }
         let path = || match percent_encoding::percent_decode_str(value).decode_utf8() {
             Ok(path) if !path.is_empty() => Ok(PathBuf::from(path.as_ref())),
             _ => Err(format!("{name} is {value:?}; give the path of a file")),
@@ -112,8 +125,7 @@ impl Settings {
                 let names = || MODES.map(|(name, _)| name).join(", ");
                 self.mode = Some(known.ok_or_else(|| format!("sslmode is {value:?}; give one of {}", names()))?.1);
             }
-            // So others write it, and libpq takes it.
-            "ssl" if value == "true" => self.mode = Some(Mode::Require),
+            "ssl" if value == "true" => self.ssl = true,
             "sslrootcert" if value == "system" => self.roots = Some(Roots::System),
             "sslrootcert" => self.roots = Some(Roots::File(path()?)),
             "sslcert" => self.certificate = Some(path()?),
@@ -150,14 +162,21 @@ impl TryFrom<Settings> for Tls {
 
     /// Puts together what belongs together, and reads the files to see that they can be used.
     fn try_from(settings: Settings) -> Result<Self, String> {
-        let Settings { mode, roots, certificate, key } = settings;
+        let Settings { mode, ssl, roots, certificate, key } = settings;
         let own = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(Own { certificate, key }),
             (None, None) => None,
             (Some(_), None) => return Err("sslcert is given without its key; give sslkey too".to_owned()),
             (None, Some(_)) => return Err("sslkey is given without its certificate; give sslcert too".to_owned()),
         };
-        let unless_told = if roots == Some(Roots::System) { Mode::VerifyFull } else { Mode::Prefer };
+        let unless_told = match roots {
+            Some(Roots::System) => Mode::VerifyFull,
+            _ if ssl => Mode::Require,
+            _ => Mode::Prefer,
+        };
+        if let Some(mode) = mode.filter(|mode| ssl && *mode < Mode::Require) {
+            return Err(format!("ssl=true and sslmode={mode} contradict each other; leave one out"));
+        }
         let mode = match (mode.unwrap_or(unless_told), &roots) {
             // Anybody can have a certificate from one of them, for a name of his own.
             (mode, Some(Roots::System)) if mode < Mode::VerifyFull => {
@@ -442,17 +461,20 @@ impl Verifier {
 }
 
 /// Checks that a certificate is for a host. Where the place for names is empty, the subject's counts, but not with roots
-/// of the system, which have given up that custom.
+/// of the system, which have given up that custom, nor under a CA that may certify some names alone: that is judged by
+/// names in their place.
 fn verify_name(
     trust: &Trust,
     der: &CertificateDer<'_>,
     certificate: &Certificate,
+    intermediates: &[CertificateDer<'_>],
     host: &ServerName<'_>,
 ) -> Result<(), Error> {
-    let names = Names::of(certificate);
+    let names = Names::of(certificate)?;
+    let is_constrained = || trust.given.iter().chain(intermediates).any(constrains_names);
     let is_for_it = match &names {
         Names::InPlace(_) => verify_server_name(&ParsedCertificate::try_from(der)?, host).is_ok(),
-        Names::Subject(Some(name)) if !trust.given.is_empty() => is_for(name, host),
+        Names::Subject(Some(name)) if !trust.given.is_empty() => is_for(name, host) && !is_constrained(),
         Names::Subject(_) => false,
     };
     if is_for_it {
@@ -460,6 +482,11 @@ fn verify_name(
     }
     Err(said(match names {
         Names::InPlace(names) => format!("is for {} and not for {}; {WEAKER}", names.join(", "), host.to_str()),
+        Names::Subject(Some(name)) if is_for(&name, host) && !trust.given.is_empty() => {
+            format!(
+                "is for {name} alone by its subject, and its CA has limits; name it in its place, or give sslmode=verify-ca"
+            )
+        }
         Names::Subject(Some(name)) => format!("is for {name} and not for {}; {WEAKER}", host.to_str()),
         Names::Subject(None) => format!("is for no name, and so not for {}; {WEAKER}", host.to_str()),
     }))
@@ -474,7 +501,7 @@ enum Names {
 }
 
 impl Names {
-    fn of(certificate: &Certificate) -> Self {
+    fn of(certificate: &Certificate) -> Result<Self, Error> {
         let body = certificate.tbs_certificate();
         let name = |name: &GeneralName| match name {
             GeneralName::DnsName(name) => Some(name.to_string()),
@@ -485,13 +512,19 @@ impl Names {
             }
             _ => None,
         };
-        let found = body.get_extension::<SubjectAltName>().ok().flatten();
+        let found = body.get_extension::<SubjectAltName>().map_err(|_| CertificateError::BadEncoding)?;
         let names: Vec<String> = found.iter().flat_map(|(_, names)| &names.0).filter_map(name).collect();
         if !names.is_empty() {
-            return Self::InPlace(names);
+            return Ok(Self::InPlace(names));
         }
-        Self::Subject(body.subject().common_name().ok().flatten().map(|name| name.value().into_owned()))
+        Ok(Self::Subject(body.subject().common_name().ok().flatten().map(|name| name.value().into_owned())))
     }
+}
+
+/// Whether a CA's certificate limits the names that it may certify, as far as it can be read.
+fn constrains_names(der: &CertificateDer<'_>) -> bool {
+    !Certificate::from_der(der)
+        .is_ok_and(|read| matches!(read.tbs_certificate().get_extension::<NameConstraints>(), Ok(None)))
 }
 
 /// Whether a name of a certificate is that of a host; a star stands for its first part.
@@ -521,7 +554,7 @@ impl ServerCertVerifier for Verifier {
             let certificate = read(end_entity)?;
             self.verify_chain(trust, end_entity, &certificate, intermediates, now)?;
             if self.checks_name {
-                verify_name(trust, end_entity, &certificate, server_name)?;
+                verify_name(trust, end_entity, &certificate, intermediates, server_name)?;
             }
         }
         Ok(ServerCertVerified::assertion())
