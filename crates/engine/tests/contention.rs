@@ -15,7 +15,7 @@ use steadfast::store::conformance::{Applied, apply};
 use steadfast::store::postgres::PostgresStore;
 use steadfast::store::{Cursor, Filter, Store};
 use steadfast::{Ctx, Engine, Request, StepResult, done, step};
-use steadfast_pgtest::Cluster;
+use steadfast_pgtest::{Cluster, psql};
 
 const STUCK: Duration = Duration::from_secs(120);
 
@@ -448,4 +448,66 @@ async fn one_id_is_admitted_once_though_the_first_to_reach_for_it_is_rolled_back
     for node in nodes {
         node.shutdown(STUCK).await;
     }
+}
+
+/// Somebody's idle transaction keeps everything that leaves the queues in their indexes, and every claim, sweep and look
+/// for the next due time walked over all of it. Now they walk over it about once a second, beside the claims, whatever
+/// the number of claims; and what another node puts in further below is found all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_does_not_walk_over_what_has_left_while_an_old_snapshot_is_held() {
+    const LEFT: u64 = 200_000;
+    let cluster = Cluster::start(&[("autovacuum", "off")]);
+    let (engine, other) = (node(&cluster.url(""), 8), node(&cluster.url(""), 0));
+    within(engine.start("count", &2)).await.unwrap().result::<u32>().await.unwrap();
+    let holder = cluster.url("");
+    let holder = std::thread::spawn(move || {
+        psql(&holder, "begin isolation level repeatable read; select 1 from steadfast.store; select pg_sleep(600)")
+            .expect_err("it is ended")
+    });
+    let asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep' and backend_xmin is not null";
+    wait_for(&cluster, asleep, "1").await;
+    cluster.sql(&format!(
+        "begin;
+         insert into steadfast.ready (namespace, name, step, rank, workflow)
+             select 1, 'count', step, n, -n from generate_series(1, {LEFT}) n, unnest('{{start,s1}}'::text[]) step;
+         insert into steadfast.timed (namespace, wake, due, workflow)
+             select 1, wake, n, -n from generate_series(1, {LEFT}) n, unnest('{{0,1}}'::smallint[]) wake;
+         delete from steadfast.ready where workflow < 0;
+         delete from steadfast.timed where workflow < 0;
+         commit;
+         vacuum analyze steadfast.ready, steadfast.timed"
+    ));
+    cluster.sql("do $$ begin for n in 1 .. 5000 loop perform pg_current_xact_id(); commit; end loop; end $$");
+    let read = |index: &str| -> u64 {
+        let text = format!("select sum(idx_tup_read) from pg_stat_all_indexes where indexrelname = '{index}'");
+        cluster.sql(&text).parse().expect("it is a number")
+    };
+    // The first claims walk over all of it, and notes say how far they came.
+    let noticed = Instant::now();
+    while noticed.elapsed() < Duration::from_secs(10) {
+        within(within(engine.start("count", &2)).await.unwrap().result::<u32>()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let before = (read("ready_key"), read("timed_key"));
+    assert!(before.0 > LEFT && before.1 > LEFT, "{before:?}: there is something to walk over");
+    let began = Instant::now();
+    for _ in 0..150 {
+        within(within(engine.start("count", &2)).await.unwrap().result::<u32>()).await.unwrap();
+    }
+    // Connections tell what they have read with a delay.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let looks = began.elapsed().as_secs() + 1;
+    let walked = (read("ready_key") - before.0, read("timed_key") - before.1);
+    // Two nodes look, each at two queues of either kind.
+    let most = looks * LEFT * 2 * 2;
+    assert!(walked.0 < most && walked.1 < most, "{walked:?} in {looks} s");
+
+    let handle = within(other.start("count", &2).id("urgent").priority(100)).await.unwrap();
+    assert_eq!(within(handle.result::<u32>()).await.unwrap(), 2);
+    verify(&engine).await;
+    cluster.sql("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'");
+    tokio::task::block_in_place(|| holder.join()).expect("the holder ends");
+    within(within(engine.start("count", &2)).await.unwrap().result::<u32>()).await.unwrap();
+    engine.shutdown(STUCK).await;
+    other.shutdown(STUCK).await;
 }

@@ -10,6 +10,7 @@
 mod board;
 mod clock;
 mod copy;
+mod floors;
 mod hints;
 mod learned;
 pub mod limit;
@@ -42,6 +43,7 @@ pub use self::shell::Shell;
 
 use self::board::{Berth, Company};
 use self::clock::ServerClock;
+use self::floors::Floors;
 use self::hints::Hints;
 use self::learned::Learned;
 use self::numbers::Numbers;
@@ -84,6 +86,7 @@ struct Shared {
     reader: Arc<PostgresReader>,
     writers: AtomicUsize,
     remembered: Remembered,
+    floors: Arc<Floors>,
     numbers: Numbers,
     lease: Arc<Mutex<Lease>>,
     hints: Arc<Hints>,
@@ -176,7 +179,10 @@ impl PostgresStore {
         background.handle().spawn(reach::watch(place.clone(), learned.clone()));
         let hints = Arc::new(Hints::default());
         background.handle().spawn(hints::run(place.clone(), learned.clone(), hints.clone(), berth.boot));
-        let reader = Arc::new(PostgresReader::new(place.clone(), learned.clone(), background.clone()));
+        let floors = Arc::new(Floors::default());
+        let reader = PostgresReader::new(place.clone(), learned.clone(), background.clone(), floors.clone());
+        let reader = Arc::new(reader);
+        background.handle().spawn(floors::run(reader.pool(), floors.clone()));
         Ok(Self {
             shared: Arc::new(Shared {
                 place,
@@ -187,6 +193,7 @@ impl PostgresStore {
                 reader,
                 writers: AtomicUsize::new(0),
                 remembered: Remembered::default(),
+                floors,
                 numbers: Numbers::default(),
                 lease,
                 hints,

@@ -23,11 +23,12 @@ use tokio::sync::Semaphore;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, RowStream};
 
+use super::floors::{Floors, Queue, TimedFloors};
 use super::learned::Learned;
 use super::place::Place;
 use super::rows;
 use super::session::{Kind, Purpose, Session, Text, kind, note, postgres};
-use super::statements::head;
+use super::statements::{head, unnest};
 use crate::contract::{Cursor, Filter, Listed, Logged, OldestSnapshot, Page, Reader, StoreError, Variable, Verified};
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
@@ -57,11 +58,13 @@ enum L {
     ListInStatus,
     ListOfNameInStatus,
     NextDue,
+    QueuesReady,
+    QueuesTimed,
     Bytes,
 }
 
 /// The names of [`L`], in their order.
-pub(super) const NAMES: [&str; 13] = [
+pub(super) const NAMES: [&str; 15] = [
     "look Head",
     "look Ended",
     "look Admission",
@@ -74,6 +77,8 @@ pub(super) const NAMES: [&str; 13] = [
     "look ListInStatus",
     "look ListOfNameInStatus",
     "look NextDue",
+    "look QueuesReady",
+    "look QueuesTimed",
     "look Bytes",
 ];
 
@@ -136,7 +141,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-pub(super) static LOOKS: [Text; 13] = [
+pub(super) static LOOKS: [Text; 15] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -225,11 +230,41 @@ pub(super) static LOOKS: [Text; 13] = [
         types: &[Type::TEXT, Type::INT8, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
     },
     Text {
-        text: "select min(f.due) from {schema}.namespaces s cross join unnest('{0,1}'::smallint[]) w(wake)
-               cross join lateral (
-                   select t.due from {schema}.timed t
-                   where t.namespace = s.namespace and t.wake = w.wake order by t.due limit 1) f",
+        text: concat!(
+            "select min(f.due) from (
+                 select s.namespace, w.wake, coalesce((
+                     select f.low from ", unnest!("$1" "namespace", "$2" "wake", "$3" "low"), " f
+                     where f.namespace = s.namespace and f.wake = w.wake limit 1), -9223372036854775808) as low
+                 from {schema}.namespaces s cross join unnest('{0,1}'::smallint[]) w(wake)) p
+             cross join lateral (
+                 select t.due from {schema}.timed t
+                 where t.namespace = p.namespace and t.wake = p.wake and t.due >= p.low order by t.due limit 1) f"
+        ),
+        types: &[Type::INT4_ARRAY, Type::INT2_ARRAY, Type::INT8_ARRAY],
+    },
+    Text {
+        text: "with recursive walk(namespace, name, step, rank) as (
+                   select f.namespace, f.name, f.step, f.rank from (
+                       select r.namespace, r.name, r.step, r.rank from {schema}.ready r
+                       order by r.namespace, r.name, r.step, r.rank limit 1) f
+                   union all
+                   select f.namespace, f.name, f.step, f.rank from walk w cross join lateral (
+                       select r.namespace, r.name, r.step, r.rank from {schema}.ready r
+                       where (r.namespace, r.name, r.step) > (w.namespace, w.name, w.step)
+                       order by r.namespace, r.name, r.step, r.rank limit 1) f
+               )
+               select w.namespace, w.name, w.step, w.rank from walk w",
         types: &[],
+    },
+    Text {
+        text: concat!(
+            "select p.namespace, p.wake, f.due from ",
+            unnest!("$1" "namespace", "$2" "wake", "$3" "low"),
+            " p cross join lateral (
+                 select t.due from {schema}.timed t
+                 where t.namespace = p.namespace and t.wake = p.wake and t.due < p.low order by t.due limit 1) f"
+        ),
+        types: &[Type::INT4_ARRAY, Type::INT2_ARRAY, Type::INT8_ARRAY],
     },
     Text {
         text: "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c
@@ -305,9 +340,11 @@ impl Drop for Background {
 pub struct PostgresReader {
     background: Arc<Background>,
     pool: Arc<Pool>,
+    floors: Arc<Floors>,
 }
 
-struct Pool {
+/// The connections of looks.
+pub(super) struct Pool {
     place: Place,
     learned: Arc<Learned>,
     room: Semaphore,
@@ -337,14 +374,85 @@ impl Pool {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
         }
     }
+
+    fn forget_all(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Runs a look, once more when its connection was gone.
+    async fn look<T>(&self, look: impl for<'s> Fn(&'s Session) -> Look<'s, T>) -> Result<T, StoreError> {
+        let _room = self.room.acquire().await.map_err(|_| StoreError::Recovering)?;
+        let mut again = true;
+        loop {
+            let session = self.take().await?;
+            let Ok(answer) = tokio::time::timeout(PATIENCE, look(&session)).await else {
+                // Nor do the others lead anywhere else.
+                self.forget_all();
+                return Err(StoreError::NoServer { tried: format!("no answer within {} s", PATIENCE.as_secs()) });
+            };
+            match &answer {
+                Err(StoreError::Postgres { error, .. }) if kind(error) == Kind::Gone => {
+                    note(&self.learned, error);
+                    // Whatever else lies there has most likely met the same.
+                    self.forget_all();
+                    if std::mem::take(&mut again) {
+                        continue;
+                    }
+                }
+                _ => self.give_back(session),
+            }
+            return answer;
+        }
+    }
+
+    /// The oldest snapshot of anybody but the connection that asks.
+    pub(super) async fn oldest_snapshot(&self) -> Result<OldestSnapshot, StoreError> {
+        self.look(|session| {
+            Box::pin(async move {
+                let doing = "look for the oldest snapshot";
+                let rows = session.client.query_typed(OLDEST_SNAPSHOT, &[]).await.map_err(postgres(doing))?;
+                let nobody = OldestSnapshot { transactions: 0, age: Some(Duration::ZERO) };
+                Ok(rows.first().map_or(nobody, |row| OldestSnapshot {
+                    transactions: row.get::<_, i64>(0).unsigned_abs(),
+                    age: row.get::<_, Option<i64>>(1).map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())),
+                }))
+            })
+        })
+        .await
+    }
+
+    /// All queues of ready rows with the lowest of each, and the lowest of each other one that is below its floor.
+    pub(super) async fn queues(&self, timed: TimedFloors) -> Result<Vec<(Queue, i64)>, StoreError> {
+        let timed = Arc::new(timed);
+        self.look(move |session| {
+            let timed = timed.clone();
+            Box::pin(async move {
+                let doing = "look at all queues";
+                let (namespaces, wakes, due) = &*timed;
+                let rows = session.run(L::QueuesReady as usize, &[]).await.map_err(postgres(doing))?;
+                let ready = rows.iter().map(|row| (Queue::Ready(row.get(0), row.get(1), row.get(2)), row.get(3)));
+                let mut queues: Vec<(Queue, i64)> = ready.collect();
+                let rows = session.run(L::QueuesTimed as usize, &[namespaces, wakes, due]).await;
+                let rows = rows.map_err(postgres(doing))?;
+                queues.extend(rows.iter().map(|row| (Queue::Timed(row.get(0), row.get(1)), row.get(2))));
+                Ok(queues)
+            })
+        })
+        .await
+    }
 }
 
 type Look<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 impl PostgresReader {
-    pub(super) fn new(place: Place, learned: Arc<Learned>, background: Arc<Background>) -> Self {
+    pub(super) fn new(place: Place, learned: Arc<Learned>, background: Arc<Background>, floors: Arc<Floors>) -> Self {
         let room = Semaphore::new(place.looks);
-        Self { background, pool: Arc::new(Pool { place, learned, room, idle: Mutex::default() }) }
+        Self { background, pool: Arc::new(Pool { place, learned, room, idle: Mutex::default() }), floors }
+    }
+
+    /// The connections that its looks use.
+    pub(super) fn pool(&self) -> Arc<Pool> {
+        self.pool.clone()
     }
 
     /// Opens an existing store for reading only, beside its nodes.
@@ -372,7 +480,7 @@ impl PostgresReader {
                 Ok(())
             }
         })?;
-        Ok(Self::new(place, learned, background))
+        Ok(Self::new(place, learned, background, Arc::default()))
     }
 
     /// Runs a look, once more when its connection was gone.
@@ -381,32 +489,7 @@ impl PostgresReader {
         look: impl for<'s> Fn(&'s Session) -> Look<'s, T> + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         let pool = self.pool.clone();
-        self.background.wait(async move {
-            let room = pool.room.acquire().await.map_err(|_| StoreError::Recovering)?;
-            let mut again = true;
-            let answer = loop {
-                let session = pool.take().await?;
-                let Ok(answer) = tokio::time::timeout(PATIENCE, look(&session)).await else {
-                    // Nor do the others lead anywhere else.
-                    pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                    break Err(StoreError::NoServer { tried: format!("no answer within {} s", PATIENCE.as_secs()) });
-                };
-                match &answer {
-                    Err(StoreError::Postgres { error, .. }) if kind(error) == Kind::Gone => {
-                        note(&pool.learned, error);
-                        // Whatever else lies there has most likely met the same.
-                        pool.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                        if std::mem::take(&mut again) {
-                            continue;
-                        }
-                    }
-                    _ => pool.give_back(session),
-                }
-                break answer;
-            };
-            drop(room);
-            answer
-        })
+        self.background.wait(async move { pool.look(look).await })
     }
 
     fn rows<T: Send + 'static>(
@@ -552,9 +635,9 @@ impl Reader for PostgresReader {
     }
 
     fn next_due(&self) -> Result<Option<i64>, StoreError> {
-        self.rows(L::NextDue, "look for the next due time", Vec::new(), |rows| {
-            Ok(rows.first().and_then(|row| row.get(0)))
-        })
+        let (namespaces, wakes, low) = self.floors.timed();
+        let floors: Vec<Box<dyn ToSql + Sync + Send>> = vec![Box::new(namespaces), Box::new(wakes), Box::new(low)];
+        self.rows(L::NextDue, "look for the next due time", floors, |rows| Ok(rows.first().and_then(|row| row.get(0))))
     }
 
     fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Verified, StoreError> {
@@ -577,17 +660,8 @@ impl Reader for PostgresReader {
     }
 
     fn oldest_snapshot(&self) -> Result<Option<OldestSnapshot>, StoreError> {
-        self.look(|session| {
-            Box::pin(async move {
-                let doing = "look for the oldest snapshot";
-                let rows = session.client.query_typed(OLDEST_SNAPSHOT, &[]).await.map_err(postgres(doing))?;
-                let nobody = OldestSnapshot { transactions: 0, age: Some(Duration::ZERO) };
-                Ok(Some(rows.first().map_or(nobody, |row| OldestSnapshot {
-                    transactions: row.get::<_, i64>(0).unsigned_abs(),
-                    age: row.get::<_, Option<i64>>(1).map(|ms| Duration::from_millis(ms.max(0).unsigned_abs())),
-                })))
-            })
-        })
+        let pool = self.pool.clone();
+        self.background.wait(async move { pool.oldest_snapshot().await.map(Some) })
     }
 }
 

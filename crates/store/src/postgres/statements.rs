@@ -91,11 +91,13 @@ pub(super) use head;
 
 /// Arrays of one length as rows. Not `from unnest(..)`, which writes all of them down before the first is read: that took
 /// a quarter of an update.
-macro_rules! rows {
+macro_rules! unnest {
     ($first:literal $name:literal $(, $array:literal $column:literal)*) => {
         concat!("(select unnest(", $first, ") as ", $name $(, ", unnest(", $array, ") as ", $column)*, ")")
     };
 }
+
+pub(super) use unnest;
 
 /// Heads by number or by id, locked in the order of their numbers.
 macro_rules! heads {
@@ -103,11 +105,11 @@ macro_rules! heads {
         concat!(
             "select h.* from (
                  select w.workflow from ",
-            rows!("$1" "workflow"),
+            unnest!("$1" "workflow"),
             " w
                  union
                  select a.workflow from ",
-            rows!("$2" "namespace", "$3" "id"),
+            unnest!("$2" "namespace", "$3" "id"),
             " i cross join lateral (
                      select a.workflow from {schema}.admissions a where a.namespace = i.namespace and a.id = i.id
                      limit 1) a
@@ -166,58 +168,61 @@ pub(super) static WRITER: [Text; 28] = [
     // What is wanted after the first look would break the order of locks if it waited.
     Text { text: heads!("nowait"), types: &[I8, I4, TEXT] },
     Text {
-        text: concat!("select i.namespace, i.id, a.workflow, a.fingerprint, a.admitted_at from ", rows!("$1" "namespace", "$2" "id"), " i
+        text: concat!("select i.namespace, i.id, a.workflow, a.fingerprint, a.admitted_at from ", unnest!("$1" "namespace", "$2" "id"), " i
                cross join lateral (
                    select a.workflow, a.fingerprint, a.admitted_at from {schema}.admissions a
                    where a.namespace = i.namespace and a.id = i.id limit 1) a"),
         types: &[I4, TEXT],
     },
     Text {
-        text: concat!("select w.workflow, w.seq, e.type, e.version, e.payload from ", rows!("$1" "workflow", "$2" "seq"), " w
+        text: concat!("select w.workflow, w.seq, e.type, e.version, e.payload from ", unnest!("$1" "workflow", "$2" "seq"), " w
                cross join lateral (
                    select e.type, e.version, e.payload from {schema}.events e
                    where e.workflow = w.workflow and e.seq = w.seq limit 1) e"),
         types: &[I8, I8],
     },
     Text {
-        text: concat!("select w.namespace, w.request, c.at, c.granted from ", rows!("$1" "namespace", "$2" "request"), " w
+        text: concat!("select w.namespace, w.request, c.at, c.granted from ", unnest!("$1" "namespace", "$2" "request"), " w
                cross join lateral (
                    select c.at, c.granted from {schema}.claim_calls c
                    where c.namespace = w.namespace and c.request = w.request limit 1) c"),
         types: &[I4, TEXT],
     },
-    // The places (definition and step) that the worker knows, either by name or, where it knows all but some, by walking
-    // from step to step over those that have ready rows; how the first rows of all places together share out among
-    // them; and so many rows of each, in their order, passing over what another node holds. A row is locked as it is
-    // reached, so that no more are locked than are answered.
+    // The places (definition and step) that the worker knows, either by name, each with the rank from which on it is read,
+    // or, where the worker knows all but some, by walking from step to step over those that have ready rows, in stretches
+    // that leave out what is named; how the first rows of all places together share out among them; and so many rows of
+    // each, in their order, passing over what another node holds. A row is locked as it is reached, so that no more are
+    // locked than are answered.
     Text {
         text: concat!(
-            "with recursive walk(name, step) as (
-                 select d.name, f.step from ", rows!("$4" "name"), " d cross join lateral (
-                     select r.step from {schema}.ready r where r.namespace = $1 and r.name = d.name
+            "with recursive walk(name, step, before) as (
+                 select d.name, f.step, d.before from ", unnest!("$5" "name", "$6" "after", "$7" "before"), " d
+                 cross join lateral (
+                     select r.step from {schema}.ready r
+                     where r.namespace = $1 and r.name = d.name and r.step > d.after and r.step < d.before
                      order by r.step limit 1) f
                  union all
-                 select w.name, f.step from walk w cross join lateral (
-                     select r.step from {schema}.ready r where r.namespace = $1 and r.name = w.name and r.step > w.step
+                 select w.name, f.step, w.before from walk w cross join lateral (
+                     select r.step from {schema}.ready r
+                     where r.namespace = $1 and r.name = w.name and r.step > w.step and r.step < w.before
                      order by r.step limit 1) f
              ), place as materialized (
-                 select l.name, l.step from ", rows!("$2" "name", "$3" "step"), " l
+                 select l.name, l.step, l.low from ", unnest!("$2" "name", "$3" "step", "$4" "low"), " l
                  union all
-                 select w.name, w.step from walk w
-                 where not exists (select from ", rows!("$5" "name", "$6" "step"), " u where u.name = w.name and u.step = w.step)
+                 select w.name, w.step, -9223372036854775808 from walk w
              ), share as materialized (
-                 select f.name, f.step, count(*) as n from (
-                     select p.name, p.step from place p cross join lateral (
+                 select f.name, f.step, f.low, count(*) as n from (
+                     select p.name, p.step, p.low from place p cross join lateral (
                          select r.rank, r.workflow from {schema}.ready r
-                         where r.namespace = $1 and r.name = p.name and r.step = p.step
-                         order by r.rank, r.workflow limit $7) r
-                     order by r.rank, r.workflow limit $7) f
-                 group by f.name, f.step
+                         where r.namespace = $1 and r.name = p.name and r.step = p.step and r.rank >= p.low
+                         order by r.rank, r.workflow limit $8) r
+                     order by r.rank, r.workflow limit $8) f
+                 group by f.name, f.step, f.low
              ), page as materialized (
                  select h.* from share s cross join lateral (
                      select h.* from (
                          select r.rank, r.workflow from {schema}.ready r
-                         where r.namespace = $1 and r.name = s.name and r.step = s.step
+                         where r.namespace = $1 and r.name = s.name and r.step = s.step and r.rank >= s.low
                          order by r.rank, r.workflow limit s.n + 4096
                      ) r cross join lateral (
                          select ",
@@ -228,24 +233,29 @@ pub(super) static WRITER: [Text; 28] = [
              )
              select h.* from page h order by h.rank, h.workflow"
         ),
-        types: &[Type::INT4, TEXT, TEXT, TEXT, TEXT, TEXT, Type::INT8],
+        types: &[Type::INT4, TEXT, TEXT, I8, TEXT, TEXT, TEXT, Type::INT8],
     },
+    // Each kind of due time is read from the instant on that is given for it.
     Text {
         text: concat!(
             "with share as materialized (
-                 select f.namespace, f.wake, count(*) as n from (
-                     select t.namespace, t.wake from {schema}.namespaces s
-                     cross join unnest('{0,1}'::smallint[]) w(wake) cross join lateral (
+                 select f.namespace, f.wake, f.low, count(*) as n from (
+                     select t.namespace, t.wake, p.low from (
+                         select s.namespace, w.wake, coalesce((
+                             select f.low from ", unnest!("$3" "namespace", "$4" "wake", "$5" "low"), " f
+                             where f.namespace = s.namespace and f.wake = w.wake limit 1), -9223372036854775808) as low
+                         from {schema}.namespaces s cross join unnest('{0,1}'::smallint[]) w(wake)) p
+                     cross join lateral (
                          select t.namespace, t.wake, t.due, t.workflow from {schema}.timed t
-                         where t.namespace = s.namespace and t.wake = w.wake and t.due <= $1
+                         where t.namespace = p.namespace and t.wake = p.wake and t.due >= p.low and t.due <= $1
                          order by t.due, t.workflow limit $2) t
                      order by t.due, t.wake, t.namespace, t.workflow limit $2) f
-                 group by f.namespace, f.wake
+                 group by f.namespace, f.wake, f.low
              ), page as materialized (
                  select h.* from share s cross join lateral (
                      select h.* from (
                          select t.due, t.workflow from {schema}.timed t
-                         where t.namespace = s.namespace and t.wake = s.wake and t.due <= $1
+                         where t.namespace = s.namespace and t.wake = s.wake and t.due >= s.low and t.due <= $1
                          order by t.due, t.workflow limit s.n + 4096
                      ) t cross join lateral (
                          select ",
@@ -256,7 +266,7 @@ pub(super) static WRITER: [Text; 28] = [
              )
              select h.* from page h order by h.due, h.wake, h.namespace, h.workflow"
         ),
-        types: &[Type::INT8, Type::INT8],
+        types: &[Type::INT8, Type::INT8, I4, I2, I8],
     },
     Text {
         text: concat!(
@@ -283,7 +293,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.admissions (namespace, id, workflow, fingerprint, admitted_at)
-             select * from ", rows!("$1" "namespace", "$2" "id", "$3" "workflow", "$4" "fingerprint", "$5" "admitted_at"), " u where ",
+             select * from ", unnest!("$1" "namespace", "$2" "id", "$3" "workflow", "$4" "fingerprint", "$5" "admitted_at"), " u where ",
             begun!()
         ),
         types: &[I4, TEXT, I8, BYTES, I8],
@@ -291,7 +301,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.events (namespace, workflow, seq, type, version, at, payload)
-             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "seq", "$4" "type", "$5" "version", "$6" "at", "$7" "payload"), " u where ",
+             select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "seq", "$4" "type", "$5" "version", "$6" "at", "$7" "payload"), " u where ",
             begun!()
         ),
         types: &[I4, I8, I8, TEXT, I4, I8, TEXT],
@@ -301,7 +311,7 @@ pub(super) static WRITER: [Text; 28] = [
             "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
                  epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
                  due, namespace, id, name, options, priority, created_at, revision)
-             select u.*, $29 from ", rows!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
+             select u.*, $29 from ", unnest!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
             begun!()
         ),
         types: &[
@@ -319,7 +329,7 @@ pub(super) static WRITER: [Text; 28] = [
                      delivery = u.delivery, token = u.token, epoch = u.epoch, worker = u.worker, boot = u.boot,
                      remote = u.remote, started_at = u.started_at, lease_ms = u.lease_ms, lease_until = u.lease_until,
                      step_deadline = u.step_deadline, progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
-                 from ", rows!("$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "status", "$6" "code", "$7" "step", "$8" "visit", "$9" "attempt", "$10" "delivery", "$11" "token", "$12" "epoch", "$13" "worker", "$14" "boot", "$15" "remote", "$16" "started_at", "$17" "lease_ms", "$18" "lease_until", "$19" "step_deadline", "$20" "progress", "$21" "rank", "$22" "wake", "$23" "due"), " u
+                 from ", unnest!("$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "status", "$6" "code", "$7" "step", "$8" "visit", "$9" "attempt", "$10" "delivery", "$11" "token", "$12" "epoch", "$13" "worker", "$14" "boot", "$15" "remote", "$16" "started_at", "$17" "lease_ms", "$18" "lease_until", "$19" "step_deadline", "$20" "progress", "$21" "rank", "$22" "wake", "$23" "due"), " u
                  where h.workflow = any(array[u.workflow]) and h.revision = u.revision and ",
             begun!(),
             " returning 1) ",
@@ -338,7 +348,7 @@ pub(super) static WRITER: [Text; 28] = [
                      step = u.step, visit = u.visit, attempt = u.attempt, delivery = u.delivery, token = u.token,
                      started_at = u.started_at, lease_until = u.lease_until, step_deadline = u.step_deadline
                  from ",
-            rows!(
+            unnest!(
                 "$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "step", "$6" "visit",
                 "$7" "attempt", "$8" "delivery", "$9" "token", "$10" "started_at", "$11" "lease_until",
                 "$12" "step_deadline"
@@ -353,7 +363,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "delete from {schema}.ready r where r.ctid = any(array(
-                 select o.ctid from ", rows!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u
+                 select o.ctid from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u
                  cross join lateral (
                      select o.ctid from {schema}.ready o where o.namespace = u.namespace and o.name = u.name
                          and o.step = u.step and o.rank = u.rank and o.workflow = u.workflow limit 1) o)) and ",
@@ -364,7 +374,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.ready (namespace, workflow, name, step, rank)
-             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u where ",
+             select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "name", "$4" "step", "$5" "rank"), " u where ",
             begun!()
         ),
         types: &[I4, I8, TEXT, TEXT, I8],
@@ -372,7 +382,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "delete from {schema}.timed t where t.ctid = any(array(
-                 select o.ctid from ", rows!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u
+                 select o.ctid from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u
                  cross join lateral (
                      select o.ctid from {schema}.timed o where o.namespace = u.namespace and o.wake = u.wake
                          and o.due = u.due and o.workflow = u.workflow limit 1) o)) and ",
@@ -382,14 +392,14 @@ pub(super) static WRITER: [Text; 28] = [
     },
     Text {
         text: concat!(
-            "insert into {schema}.timed (namespace, workflow, wake, due) select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u where ",
+            "insert into {schema}.timed (namespace, workflow, wake, due) select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "wake", "$4" "due"), " u where ",
             begun!()
         ),
         types: &[I4, I8, I2, I8],
     },
     Text {
         text: concat!(
-            "insert into {schema}.ended_badly (namespace, workflow, status) select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "status"), " u where ",
+            "insert into {schema}.ended_badly (namespace, workflow, status) select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "status"), " u where ",
             begun!()
         ),
         types: &[I4, I8, TEXT],
@@ -397,7 +407,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.scratchpad as s (namespace, workflow, key, value, seq)
-             select * from ", rows!("$1" "namespace", "$2" "workflow", "$3" "key", "$4" "value", "$5" "seq"), " u where ",
+             select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "key", "$4" "value", "$5" "seq"), " u where ",
             begun!(),
             " on conflict (workflow, key) do update set value = excluded.value, seq = excluded.seq"
         ),
@@ -406,7 +416,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "delete from {schema}.scratchpad s where s.ctid = any(array(
-                 select o.ctid from ", rows!("$1" "workflow", "$2" "key"), " u cross join lateral (
+                 select o.ctid from ", unnest!("$1" "workflow", "$2" "key"), " u cross join lateral (
                      select o.ctid from {schema}.scratchpad o where o.workflow = u.workflow and o.key = u.key
                      limit 1) o)) and ",
             begun!()
@@ -423,7 +433,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.claim_calls (namespace, request, at, granted)
-             select * from ", rows!("$1" "namespace", "$2" "request", "$3" "at", "$4" "granted"), " u where ",
+             select * from ", unnest!("$1" "namespace", "$2" "request", "$3" "at", "$4" "granted"), " u where ",
             begun!()
         ),
         types: &[I4, TEXT, I8, TEXT],
@@ -432,7 +442,7 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             all_of!("$1", ""),
-            rows!("$1" "workflow", "$2" "revision"),
+            unnest!("$1" "workflow", "$2" "revision"),
             " u cross join lateral (select from {schema}.heads h where h.workflow = u.workflow and h.revision = u.revision limit 1) h"
         ),
         types: &[I8, I8],

@@ -31,11 +31,12 @@ use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::{Claim, Head, Wake};
 use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
 use steadfast_core::state::Status;
-use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::text::{Namespace, Step, WorkflowId, WorkflowKey};
 use tokio::runtime::Runtime;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row};
 
+use super::floors::Queue;
 use super::remembered::{Kept, Life};
 use super::rows;
 use super::session::{Backend, Kind, Purpose, Session, cause, kind, note, postgres, told};
@@ -48,6 +49,8 @@ use crate::stored::{Stored, signed, stored_options, wake_number};
 const KNOWN_MAX: usize = 65_536;
 /// Claim calls are remembered for a day.
 const CALL_AGE_MS: i64 = 86_400_000;
+/// A text that no step's name comes after.
+const BEHIND_ALL: &str = "\u{10FFFF}";
 /// How long a batch may take to load or to save before its connection is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A batch costs a round trip and a commit however small it is: worth a little waiting.
@@ -246,6 +249,7 @@ impl PostgresWriter {
         // In another history the same names may stand for something else.
         self.known.clear();
         self.shared.remembered.clear();
+        self.shared.floors.clear();
         self.shared.numbers.clear();
         Ok(())
     }
@@ -403,6 +407,17 @@ impl PostgresWriter {
         Ok(heads)
     }
 
+    /// The queue that a head stands in, and where.
+    fn queue(&self, head: &Head) -> Option<(Queue, i64)> {
+        let namespace = self.namespace(&head.key.namespace)?;
+        let placed = head.placed();
+        if let Some((wake, due)) = placed.due {
+            return Some((Queue::Timed(namespace, kind_of(wake)), due));
+        }
+        let step = head.visit()?.step.to_string();
+        Some((Queue::Ready(namespace, head.name.to_string(), step), placed.rank?))
+    }
+
     /// Notes a head that the snapshot gets. What that has already stays, and counts as before.
     fn see(&mut self, number: i64, row: &Row, head: &Head) -> Result<(), StoreError> {
         let revision = rows::revision(row, 0)?;
@@ -477,9 +492,11 @@ impl PostgresWriter {
         let calls: Vec<(i32, &str)> =
             wants.calls.iter().filter_map(|(namespace, id)| Some((self.namespace(namespace)?, &*id.0))).collect();
         let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
+        let reads = !wants.ready.is_empty() || wants.due.is_some();
+        let read = if reads { self.shared.floors.begin() } else { None };
         let ready: Vec<Announcement> =
             wants.ready.iter().map(|(announced, limit)| Announcement::new(self, announced, *limit)).collect();
-        let due = wants.due.map(|(now, limit)| (now, self.page(limit)));
+        let due = wants.due.map(|(now, limit)| (now, self.page(limit), self.shared.floors.timed()));
 
         let mut sent: Sent<'_> = Vec::new();
         if first {
@@ -504,18 +521,19 @@ impl PostgresWriter {
                     W::Ready,
                     vec![
                         namespace,
-                        &ready.listed.0,
-                        &ready.listed.1,
-                        &ready.all_but,
-                        &ready.unknown.0,
-                        &ready.unknown.1,
+                        &ready.places.0,
+                        &ready.places.1,
+                        &ready.places.2,
+                        &ready.stretches.0,
+                        &ready.stretches.1,
+                        &ready.stretches.2,
                         &ready.page,
                     ],
                 ));
             }
         }
-        if let Some((now, page)) = &due {
-            sent.push((W::Due, vec![now, page]));
+        if let Some((now, page, (namespaces, wakes, low))) = &due {
+            sent.push((W::Due, vec![now, page, namespaces, wakes, low]));
         }
         let which: Vec<W> = sent.iter().map(|(which, _)| *which).collect();
         let began = Instant::now();
@@ -580,14 +598,35 @@ impl PostgresWriter {
         for call in &wants.calls {
             snapshot.load_call(call.0.clone(), call.1.clone(), calls_found.remove(call));
         }
+        let mut lowest = HashMap::new();
         for ready in ready {
             let rows = if ready.namespace.is_some() { next(W::Ready).unwrap_or_default() } else { Vec::new() };
             let heads = self.heads_of(&rows, ready.limit)?;
+            if read.is_some() {
+                for (_, head) in &heads {
+                    note_lowest(&mut lowest, self.queue(head));
+                }
+            }
             snapshot.load_ready(ready.announced, ready.limit, heads);
         }
-        if let Some((_, limit)) = wants.due {
+        if let Some((now, limit)) = wants.due {
             let heads = self.heads_of(&next(W::Due).unwrap_or_default(), limit)?;
+            if read.is_some() {
+                // Nothing else is due: every kind was read up to now.
+                if heads.len() < limit {
+                    let kinds = self.namespaces.by_number.keys().flat_map(|namespace| {
+                        [Wake::Lease, Wake::Timer].map(|wake| Some((Queue::Timed(*namespace, kind_of(wake)), now)))
+                    });
+                    kinds.for_each(|kind| note_lowest(&mut lowest, kind));
+                }
+                for (_, head) in &heads {
+                    note_lowest(&mut lowest, self.queue(head));
+                }
+            }
             snapshot.load_due(heads);
+        }
+        if let Some(read) = read {
+            read.found(lowest);
         }
         self.load_by_number(wants, snapshot)
     }
@@ -872,6 +911,10 @@ impl PostgresWriter {
         if let Some(life) = life {
             self.shared.remembered.keep(&life, written);
         }
+        if self.shared.floors.are_used() {
+            let moved = snapshot.changed_heads().filter(|changed| changed.change != HeadChange::InPlace);
+            self.shared.floors.came_in(moved.filter_map(|changed| self.queue(changed.head)));
+        }
         Ok(Ok(admitted))
     }
 
@@ -932,6 +975,17 @@ impl PostgresWriter {
             },
             Err(_) => Err(self.lose("no answer for 5 s")),
         }
+    }
+}
+
+fn kind_of(wake: Wake) -> i16 {
+    i16::try_from(wake_number(wake)).expect("kinds are few")
+}
+
+fn note_lowest(lowest: &mut HashMap<Queue, i64>, at: Option<(Queue, i64)>) {
+    if let Some((queue, at)) = at {
+        let least = lowest.entry(queue).or_insert(at);
+        *least = at.min(*least);
     }
 }
 
@@ -1130,36 +1184,68 @@ struct Announcement {
     limit: usize,
     page: i64,
     namespace: Option<i32>,
-    listed: (Vec<String>, Vec<String>),
-    all_but: Vec<String>,
-    unknown: (Vec<String>, Vec<String>),
+    /// Definitions, steps, and the ranks from which on they are read.
+    places: (Vec<String>, Vec<String>, Vec<i64>),
+    /// Definitions, and the steps between which they are searched for others, both excluded.
+    stretches: (Vec<String>, Vec<String>, Vec<String>),
 }
 
 impl Announcement {
     fn new(writer: &PostgresWriter, announced: &Arc<Announced>, limit: usize) -> Self {
+        let namespace = writer.namespace(&announced.namespace);
+        let (floors, all) = namespace.map_or_else(Default::default, |namespace| writer.shared.floors.ready(namespace));
         let mut ready = Self {
             announced: announced.clone(),
             limit,
             page: writer.page(limit),
-            namespace: writer.namespace(&announced.namespace),
-            listed: Default::default(),
-            all_but: Vec::new(),
-            unknown: Default::default(),
+            namespace,
+            places: Default::default(),
+            stretches: Default::default(),
         };
         for (name, steps) in &announced.definitions {
-            let (known, steps) = match steps {
-                Steps::Listed(steps) => (&mut ready.listed, steps),
-                Steps::AllBut(steps) => {
-                    ready.all_but.push(name.to_string());
-                    (&mut ready.unknown, steps)
+            let name = name.as_str();
+            let floors = floors.iter().filter(|(of, _, _)| of == name).map(|(_, step, low)| (step.as_str(), *low));
+            let floors: BTreeMap<&str, i64> = floors.collect();
+            match steps {
+                Steps::Listed(steps) => {
+                    for step in steps.iter().map(Step::as_str) {
+                        match floors.get(step) {
+                            Some(low) => ready.place(name, step, *low),
+                            None if all => {}
+                            None => ready.place(name, step, i64::MIN),
+                        }
+                    }
                 }
-            };
-            for step in steps {
-                known.0.push(name.to_string());
-                known.1.push(step.to_string());
+                Steps::AllBut(unknown) => {
+                    let unknown: BTreeSet<&str> = unknown.iter().map(Step::as_str).collect();
+                    for (step, low) in floors.iter().filter(|(step, _)| !unknown.contains(*step)) {
+                        ready.place(name, step, *low);
+                    }
+                    if all {
+                        continue;
+                    }
+                    let mut after = "";
+                    for before in unknown.into_iter().chain(floors.into_keys()).collect::<BTreeSet<_>>() {
+                        ready.stretch(name, after, before);
+                        after = before;
+                    }
+                    ready.stretch(name, after, BEHIND_ALL);
+                }
             }
         }
         ready
+    }
+
+    fn place(&mut self, name: &str, step: &str, low: i64) {
+        self.places.0.push(name.to_owned());
+        self.places.1.push(step.to_owned());
+        self.places.2.push(low);
+    }
+
+    fn stretch(&mut self, name: &str, after: &str, before: &str) {
+        self.stretches.0.push(name.to_owned());
+        self.stretches.1.push(after.to_owned());
+        self.stretches.2.push(before.to_owned());
     }
 }
 
