@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::program::{as_server, cannot_start, free_port, give_to_server, wait};
-use crate::{Cluster, ROLE, keeper, socket_url, url};
+use crate::{Cluster, Identity, ROLE, keeper, socket_url, url};
 
 /// How often another port is tried when somebody was faster.
 const PORTS_TRIED: usize = 5;
@@ -29,15 +29,20 @@ pub struct Bouncer {
 impl Bouncer {
     /// Starts one before the PostgreSQL on this port of 127.0.0.1.
     pub fn start(port_of_postgres: u16) -> Self {
-        Self::before("127.0.0.1", port_of_postgres)
+        Self::before("127.0.0.1", port_of_postgres, None)
+    }
+
+    /// The same, for clients that speak TLS and no others; it shows them this certificate.
+    pub fn start_with_tls(port_of_postgres: u16, identity: &Identity) -> Self {
+        Self::before("127.0.0.1", port_of_postgres, Some(identity))
     }
 
     /// Starts one that speaks with this cluster through its socket, so that no ports can be compared.
     pub fn start_by_socket(cluster: &Cluster) -> Self {
-        Self::before(&cluster.folder().display().to_string(), cluster.port())
+        Self::before(&cluster.folder().display().to_string(), cluster.port(), None)
     }
 
-    fn before(host: &str, port_of_postgres: u16) -> Self {
+    fn before(host: &str, port_of_postgres: u16, tls: Option<&Identity>) -> Self {
         let folder = tempfile::Builder::new().prefix("steadfast-bouncer-").tempdir().expect("a folder for tests");
         give_to_server(folder.path());
         let file = |name: &str| folder.path().join(name);
@@ -47,9 +52,23 @@ impl Bouncer {
         // A list of those it knows; what passwords they have is not asked with `trust`.
         fs::write(file("users"), format!("\"{ROLE}\" \"\"\n")).expect("a list of users can be written");
         give_to_server(&file("users"));
+        let mut settings = String::new();
+        if let Some(identity) = tls {
+            for (name, from) in [("cert", &identity.certificate), ("key", &identity.key)] {
+                fs::copy(from, file(name)).expect("a certificate can be copied");
+                give_to_server(&file(name));
+            }
+            let (key, cert) = (file("key"), file("cert"));
+            settings = format!(
+                "client_tls_sslmode = require\nclient_tls_key_file = {}\nclient_tls_cert_file = {}\n",
+                key.display(),
+                cert.display()
+            );
+        }
         for _ in 0..PORTS_TRIED {
             let port = free_port();
-            fs::write(file("ini"), ini(folder.path(), port, host, port_of_postgres)).expect("settings can be written");
+            let ini = ini(folder.path(), port, host, port_of_postgres) + &settings;
+            fs::write(file("ini"), ini).expect("settings can be written");
             give_to_server(&file("ini"));
             let mut command = as_server(&program());
             // Not in the group of the test, so that a signal to the group leaves its end to the keeper.

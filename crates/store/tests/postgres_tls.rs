@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use steadfast_pgtest::{Authority, Cluster, Identity};
+use steadfast_pgtest::{Authority, Bouncer, Cluster, Identity};
 use steadfast_store::postgres::PostgresStore;
 use steadfast_store::{Store, StoreError};
 
@@ -166,4 +166,29 @@ fn a_name_in_the_subject_counts_where_its_ca_has_no_limits() {
     let said = refused(&cluster, &url(&cluster, "db.test", &verify("verify-full", &limited)), &[&limited]);
     assert!(said.contains("is for db.test alone by its subject"), "{said}");
     assert_encrypted(&cluster, &url(&cluster, "db.test", &verify("verify-ca", &limited)));
+}
+
+/// What is checked is the certificate of the pooler; how that speaks with the server is its own affair.
+#[test]
+fn a_pooler_speaks_tls_in_the_servers_stead() {
+    let (ours, other) = (Authority::named("ours"), Authority::named("other"));
+    let cluster = Cluster::start(&[]);
+    let bouncer = Bouncer::start_with_tls(cluster.port(), &ours.server(&["pool.test"]));
+    let url = |host: &str, params: &str| {
+        format!("postgres://steadfast@{host}:{}/postgres?hostaddr=127.0.0.1&{params}", bouncer.port())
+    };
+    for (host, params) in [("pool.test", verify("verify-full", &ours)), ("other.test", "sslmode=require".to_owned())] {
+        let store = PostgresStore::open(&url(host, &params)).unwrap_or_else(|error| panic!("{params}: {error}"));
+        let mut writer = store.writer().expect("it writes");
+        writer.recover().expect("it has a connection");
+        assert_eq!(store.reader().next_due().expect("it looks"), None);
+    }
+    for (host, params) in [
+        ("other.test", verify("verify-full", &ours)),
+        ("pool.test", verify("verify-full", &other)),
+        ("pool.test", "sslmode=disable".to_owned()),
+    ] {
+        let error = PostgresStore::open(&url(host, &params)).map(drop).expect_err(&params);
+        assert!(!error.may_pass(), "{host} {params}: {error}");
+    }
 }
