@@ -10,6 +10,10 @@ mod memory {
     steadfast_store::conformance_tests!(crate::harness::Memory::default());
 }
 
+mod partitioned {
+    steadfast_store::conformance_tests!(crate::harness::Partitioned::default());
+}
+
 mod postgres {
     steadfast_store::conformance_tests!(crate::harness::Postgres::default());
 }

@@ -53,7 +53,7 @@ create table {schema}.admissions (
     id text collate "C" not null,
     fingerprint bytea not null check (length(fingerprint) = 33),
     constraint admissions_key primary key (namespace, id)
-);
+) {partitioned:admissions:id};
 
 -- Logs. Append only.
 create table {schema}.events (
@@ -65,7 +65,7 @@ create table {schema}.events (
     type text collate "C" not null,
     payload text not null,
     constraint events_key primary key (workflow, seq)   -- the lock: one event a position
-);
+) {partitioned:events:workflow};
 
 -- The current state of each workflow: derived from its log, saved with it, rebuilt from it by verify. There is room on a
 -- page for as many new versions as it has rows.

@@ -32,6 +32,35 @@ const REST: Duration = Duration::from_millis(500);
 const CREATE_SCHEMA: &str =
     "do $$ begin if to_regnamespace('{schema}') is null then create schema {schema}; end if; end $$";
 
+/// A migration's text for `place`. Where it says `{partitioned:TABLE:COLUMN};` at the end of a table, that table is hashed
+/// by that column into as many partitions as are asked for.
+fn text(place: &Place, migration: &str) -> String {
+    let Some(pieces) = place.partitions else {
+        return place.text(&replace_partitioned(migration, |_, _| ";".to_owned()));
+    };
+    place.text(&replace_partitioned(migration, |table, column| {
+        let parts = (0..pieces).map(|piece| {
+            format!(
+                "\ncreate table {{schema}}.{table}_{piece} partition of {{schema}}.{table}
+                     for values with (modulus {pieces}, remainder {piece});"
+            )
+        });
+        format!("partition by hash ({column});{}", parts.collect::<String>())
+    }))
+}
+
+fn replace_partitioned(migration: &str, with: impl Fn(&str, &str) -> String) -> String {
+    let mut pieces = migration.split("{partitioned:");
+    let mut text = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (named, rest) = piece.split_once("};").expect("a migration of ours says which table");
+        let (table, column) = named.split_once(':').expect("and which column");
+        text += &with(table, column);
+        text += rest;
+    }
+    text
+}
+
 /// The version of the schema that this release knows.
 pub(super) fn known() -> i32 {
     i32::try_from(MIGRATIONS.len()).expect("there are few migrations")
@@ -141,7 +170,7 @@ async fn one(
     };
     if version < number {
         let migration = usize::try_from(number - 1).ok().and_then(|n| MIGRATIONS.get(n)).expect("it is one of ours");
-        client.batch_execute(&place.text(migration)).await?;
+        client.batch_execute(&text(place, migration)).await?;
         client.batch_execute(&noted(place, number, secret, now)).await?;
     }
     client.batch_execute("commit").await
@@ -168,7 +197,7 @@ pub(super) async fn make(
 ) -> Result<(), tokio_postgres::Error> {
     session.client.batch_execute(&place.text(CREATE_SCHEMA)).await?;
     for (number, migration) in (1..).zip(MIGRATIONS) {
-        session.client.batch_execute(&place.text(migration)).await?;
+        session.client.batch_execute(&text(place, migration)).await?;
         session.client.batch_execute(&noted(place, number, secret, now)).await?;
     }
     Ok(())

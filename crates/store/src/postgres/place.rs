@@ -112,7 +112,7 @@ const SETTLED: [(&str, &[&str], &str); 7] = [
 /// A store's place in a PostgreSQL database, read from a URL.
 ///
 /// Beside what PostgreSQL's own URLs hold (several hosts, `connect_timeout`, `application_name`, ..) it may say
-/// `schema=NAME` (`steadfast` unless told), `prepared=auto|on|off`, `committers=N` and `looks=N`.
+/// `schema=NAME` (`steadfast` unless told), `prepared=auto|on|off`, `committers=N`, `looks=N` and `partitions=N`.
 #[derive(Clone)]
 pub struct Place {
     pub(super) config: Config,
@@ -124,6 +124,8 @@ pub struct Place {
     /// The URL says how many.
     pub(super) committers_told: bool,
     pub(super) looks: usize,
+    /// Into how many the logs and receipts of a store that is made here are hashed.
+    pub(super) partitions: Option<u32>,
 }
 
 impl fmt::Debug for Place {
@@ -166,6 +168,7 @@ impl Place {
             committers: COMMITTERS,
             committers_told: false,
             looks: LOOKS,
+            partitions: None,
         };
         let (mut theirs, mut tls) = (Vec::new(), tls::Settings::default());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -184,6 +187,7 @@ impl Place {
                     place.committers = between(name, value, 1..=16)?;
                     place.committers_told = true;
                 }
+                "partitions" => place.partitions = Some(between(name, value, 2..=1_024)?),
                 "looks" => place.looks = between(name, value, 1..=64)?,
                 _ if tls.set(name, value).map_err(bad)? => {}
                 _ if place.keepalive.set(name, value)? || is_settled(name, value)? => {}
@@ -355,6 +359,7 @@ mod tests {
                 "postgres://h/db?schema=pg_x",
                 "postgres://h/db?prepared=maybe",
                 "postgres://h/db?committers=0",
+                "postgres://h/db?partitions=1",
                 "postgres://h:port/db",
                 "postgres:///db",
                 "postgres://h/db?colour=red",

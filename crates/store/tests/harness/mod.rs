@@ -94,6 +94,23 @@ impl Harness for Postgres {
     }
 }
 
+/// Stores in a PostgreSQL database whose logs and receipts are hashed into partitions.
+pub struct Partitioned(pub Postgres);
+
+impl Default for Partitioned {
+    fn default() -> Self {
+        let mut whole = Postgres::default();
+        whole.url += "&partitions=3";
+        Self(whole)
+    }
+}
+
+impl Harness for Partitioned {
+    fn open(&mut self, clock: Arc<dyn Clock>, restored: bool) -> Box<dyn Store> {
+        self.0.open(clock, restored)
+    }
+}
+
 /// Stores in a file until they are restored, and from then on in a PostgreSQL database that the file was copied to.
 #[derive(Default)]
 pub struct Grown {
