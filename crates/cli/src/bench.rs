@@ -214,7 +214,7 @@ async fn measure(args: &Embedded, folder: &Path) -> Result<Report, Box<dyn std::
 /// The texts of a step as the engine writes them: what ends it, and what begins the next.
 fn step_texts() -> (String, String) {
     let writes: Writes = [(Key::trusted("result"), Some(Json::trusted(RESULT)))].into_iter().collect();
-    let next = Some(Next { step: Step::trusted("step"), run_at: None });
+    let next = Some(Next::Step { step: Step::trusted("step"), run_at: None });
     let completed = Event::StepCompleted { step: Step::trusted("step"), attempt: 1, writes, next }.payload();
     let started = Event::StepStarted {
         step: Step::trusted("step"),

@@ -62,6 +62,7 @@ impl Copy {
                 "receipts": copied.receipts,
                 "events": copied.events,
                 "variables": copied.variables,
+                "signals": copied.signals,
                 "namespaces": copied.namespaces,
                 "claim_calls": copied.claim_calls,
                 "epoch": copied.epoch,
@@ -70,11 +71,18 @@ impl Copy {
             return print(&report.to_string());
         }
         print(&format!(
-            "copied {} workflows, {} receipts, {} events, {} variables to {}\n\
+            "copied {} workflows, {} receipts, {} events, {} variables, {} signals to {}\n\
              verified before it was committed: every count agrees, everything is as its log says\n\
              the copy has epoch {}; steps that were running are given back when a node opens it\n\n\
              {} is as it was: put it away, so that nobody goes on with it by accident\n",
-            copied.workflows, copied.receipts, copied.events, copied.variables, shown.1, copied.epoch, shown.0
+            copied.workflows,
+            copied.receipts,
+            copied.events,
+            copied.variables,
+            copied.signals,
+            shown.1,
+            copied.epoch,
+            shown.0
         ))
     }
 

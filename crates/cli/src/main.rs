@@ -18,6 +18,7 @@ mod migrate;
 mod scratchpad;
 mod serve;
 mod show;
+mod signal;
 mod start;
 mod verify;
 mod why;
@@ -58,6 +59,10 @@ enum Verb {
     Scratchpad(scratchpad::Scratchpad),
     /// List workflows, newest first.
     List(list::List),
+    /// Send a workflow a signal.
+    Signal(signal::Signal),
+    /// Print the signals that wait in a workflow's inbox.
+    Inbox(signal::Inbox),
     /// Cancel a workflow.
     Cancel(cancel::Cancel),
     /// Re-derive every workflow of a store from its log and report any difference.
@@ -125,6 +130,8 @@ impl Verb {
             Self::Events(events) => events.run().await,
             Self::Scratchpad(scratchpad) => scratchpad.run().await,
             Self::List(list) => list.run().await,
+            Self::Signal(signal) => signal.run().await,
+            Self::Inbox(inbox) => inbox.run().await,
             Self::Cancel(cancel) => cancel.run().await,
             Self::Verify(verify) => verify.run().await,
             Self::Backup(backup) => backup.run().await,
@@ -148,6 +155,8 @@ impl Verb {
             Self::Events(events) => events.client.json,
             Self::Scratchpad(scratchpad) => scratchpad.client.json,
             Self::List(list) => list.client.json,
+            Self::Signal(signal) => signal.client.json,
+            Self::Inbox(inbox) => inbox.client.json,
             Self::Cancel(cancel) => cancel.client.json,
             Self::Verify(verify) => verify.json,
             Self::Backup(backup) => backup.json,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use steadfast::{Ctx, Definition, Failure, RetryPolicy, StepResult, done, fail, step};
+use steadfast::{Ctx, Definition, Failure, RetryPolicy, StepResult, done, fail, step, wait_for, wait_for_any};
 
 /// What `dev` registers, with an input to try each with.
 pub fn all() -> Vec<(Definition, &'static str, &'static str)> {
@@ -20,6 +20,16 @@ pub fn all() -> Vec<(Definition, &'static str, &'static str)> {
             "fails so often, then succeeds",
         ),
         (Definition::new("sleeper", sleeper), r#"{"seconds": 10}"#, "sleeps durably: stop the server meanwhile"),
+        (
+            Definition::new("approval", approval),
+            r#"{"seconds": 600}"#,
+            "waits for a signal: steadfast signal ID approve (or reject)",
+        ),
+        (
+            Definition::new("tally", tally),
+            r#"{"signals": 3}"#,
+            "takes so many signals named tick, and lists what they carry",
+        ),
         (crate::demo::flight_definition(), r#"{"row": 1}"#, "imports one of the demo's flights"),
     ]
 }
@@ -103,11 +113,77 @@ async fn sleeper(ctx: Ctx) -> StepResult {
     Ok(done(serde_json::json!({ "slept": slept })))
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Approval {
+    seconds: f64,
+}
+
+async fn approval(ctx: Ctx) -> StepResult {
+    let Approval { seconds } = input(&ctx, r#"{"seconds": 600}"#).await?;
+    let Ok(patience) = Duration::try_from_secs_f64(seconds) else {
+        return Ok(fail("invalid_input", "seconds is not a length of time"));
+    };
+    match ctx.step() {
+        "start" => Ok(wait_for_any(["approve", "reject"]).then("answered").timeout(patience, "unanswered")),
+        "answered" => {
+            let Some(signal) = ctx.signal().await? else { return Ok(fail("no_signal", "nobody has answered")) };
+            Ok(done(serde_json::json!({ "answer": signal.name, "with": signal.payload::<serde_json::Value>()? })))
+        }
+        "unanswered" => Ok(done(serde_json::json!({ "answer": null }))),
+        _ => Err(ctx.unknown_step()),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tally {
+    signals: usize,
+}
+
+async fn tally(ctx: Ctx) -> StepResult {
+    let Tally { signals } = input(&ctx, r#"{"signals": 3}"#).await?;
+    if signals > 1_000 {
+        return Ok(fail("invalid_input", "signals is over 1000"));
+    }
+    let mut taken: Vec<serde_json::Value> = ctx.get("taken").await?.unwrap_or_default();
+    match ctx.step() {
+        "start" => {}
+        "next" => {
+            let Some(signal) = ctx.signal().await? else { return Ok(fail("no_signal", "nothing was sent")) };
+            taken.push(signal.payload()?);
+            ctx.set("taken", &taken)?;
+        }
+        _ => return Err(ctx.unknown_step()),
+    }
+    Ok(if taken.len() == signals { done(taken) } else { wait_for("tick").then("next") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast::End;
     use steadfast::testkit::TestKit;
+    use steadfast::{End, Signal};
+
+    #[tokio::test]
+    async fn samples_that_wait_take_their_signals() -> Result<(), steadfast::Error> {
+        let mut kit = TestKit::new(all().into_iter().map(|(definition, _, _)| definition))?;
+        let id = kit.start("tally", &serde_json::json!({"signals": 3})).await?;
+        kit.step().await?;
+        for n in 0..3 {
+            kit.signal(&id, Signal::new("tick").payload(&n)).await?;
+        }
+        assert_eq!(kit.result::<Vec<u32>>(&id).await?, [0, 1, 2]);
+        for (signal, answer) in [(Some("approve"), "approve"), (Some("reject"), "reject"), (None, "")] {
+            let id = kit.start("approval", &serde_json::json!({"seconds": 60})).await?;
+            if let Some(name) = signal {
+                kit.signal(&id, Signal::new(name).payload("why")).await?;
+            }
+            let told: serde_json::Value = kit.result(&id).await?;
+            assert_eq!(told["answer"].as_str().unwrap_or_default(), answer);
+        }
+        Ok(())
+    }
 
     #[tokio::test]
     async fn samples_do_what_they_say() -> Result<(), steadfast::Error> {

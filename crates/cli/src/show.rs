@@ -5,7 +5,7 @@ use clap::Args;
 use crate::client::{Client, read};
 use crate::exit::Exit;
 use crate::output::{instant, plain, print, short, span};
-use crate::wire::{Event, Payload, Workflow, text};
+use crate::wire::{Event, Next, Payload, Workflow, text};
 
 /// Shows where a workflow stands and how it came there.
 #[derive(Debug, Args)]
@@ -51,6 +51,10 @@ fn heading(workflow: &Workflow) -> String {
     let step = workflow.step.as_deref().map_or_else(String::new, |step| format!("step {}", plain(step)));
     shown += &match (workflow.status.as_str(), &workflow.claim) {
         ("sleeping", _) => format!("  sleeps until {}, then {step}\n", time(workflow.due)),
+        ("waiting", _) => {
+            let until = workflow.due.map_or_else(String::new, |due| format!(" until {}", instant(due)));
+            format!("  waits for {}{until}, then {step}\n", signals(&workflow.waits_for))
+        }
         ("backoff", _) => format!(
             "  {step} is tried again (attempt {}) at {}\n",
             workflow.attempt.unwrap_or_default(),
@@ -78,6 +82,12 @@ fn because(reason: &str, width: usize) -> String {
     if reason.is_empty() { String::new() } else { format!(": {}", short(reason, width)) }
 }
 
+/// Names of signals, any of which will do.
+pub fn signals(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| plain(name)).collect();
+    format!("signal {}", names.join(" or "))
+}
+
 pub fn time(ms: Option<i64>) -> String {
     ms.map_or_else(|| "?".to_owned(), instant)
 }
@@ -101,12 +111,17 @@ fn tree(events: impl Iterator<Item = Result<Event, Exit>>) -> impl Iterator<Item
             "step_completed" => {
                 let set: Vec<String> = payload.writes.keys().map(|key| plain(key)).collect();
                 let set = if set.is_empty() { String::new() } else { format!(", set {}", short(&set.join(" "), 60)) };
-                let next = match payload.next {
-                    Some(next) => {
-                        let at = next.run_at.map_or_else(String::new, |at| format!(" at {}", instant(at)));
-                        format!(" → step {}{at}", plain(&next.step))
+                let next = match (&payload.next, payload.wait_for) {
+                    (Some(next), _) => {
+                        let Next { step, run_at } = read(next.get())?;
+                        let at = run_at.map_or_else(String::new, |at| format!(" at {}", instant(at)));
+                        format!(" → step {}{at}", plain(&step))
                     }
-                    None => String::new(),
+                    (None, Some(wait)) => {
+                        let until = wait.timeout_at.map_or_else(String::new, |at| format!(" until {}", instant(at)));
+                        format!(" → waits for {}{until}, then step {}", signals(&wait.signals), plain(&wait.then))
+                    }
+                    (None, None) => String::new(),
                 };
                 format!("{seq:>6}    attempt {} committed{took}{set}{next}\n", payload.attempt)
             }
@@ -115,6 +130,11 @@ fn tree(events: impl Iterator<Item = Result<Event, Exit>>) -> impl Iterator<Item
                 let why = because(&payload.reason, 100);
                 format!("{seq:>6}    attempt {} {kind}{took}: {}{why}\n", payload.attempt, plain(&payload.code))
             }
+            "signal_received" => {
+                let (name, id) = (plain(&payload.name), plain(&payload.signal_id));
+                format!("{seq:>6}  signal {name} ({id}): {}\n", short(text(&payload.payload), 100))
+            }
+            "wait_timed_out" => format!("{seq:>6}  no signal came in time\n"),
             other => format!("{seq:>6}  {}\n", plain(other)),
         })
     })

@@ -49,7 +49,7 @@ struct Body<'a> {
 
 impl Start {
     pub(crate) async fn run(self) -> Result<(), Exit> {
-        let input = self.read_input()?;
+        let input = read_json("--input", &self.input)?;
         // An id of our own: when the answer is lost, sending it again is safe.
         let id = self.id.clone().unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
         let mut options = serde_json::Map::new();
@@ -67,7 +67,7 @@ impl Start {
             .client
             .call_repeatable(Method::POST, &["v1", "workflows"], &[], Some(body))
             .await
-            .map_err(|exit| named(exit, &id, "repeat it with"))?;
+            .map_err(|exit| named(exit, &id, "repeat it with --id"))?;
         let accepted: Accepted = answer.read()?;
         if accepted.warning.as_deref() == Some("no_worker") {
             eprintln!("steadfast: no worker knows {}; the workflow waits for one", plain(&self.name));
@@ -79,26 +79,7 @@ impl Start {
             let replay = if accepted.replay { " (started before)" } else { "" };
             return print(&format!("{}{replay}", plain(&id)));
         }
-        self.wait_for(&id).await.map_err(|exit| named(exit, &id, "it was started; wait for it with"))
-    }
-
-    fn read_input(&self) -> Result<Json, Exit> {
-        let text = if self.input == "-" {
-            let mut text = String::new();
-            std::io::stdin()
-                .read_to_string(&mut text)
-                .map_err(|error| Exit::refused("unreadable_input", format!("read standard input: {error}")))?;
-            text
-        } else if let Some(path) = self.input.strip_prefix('@') {
-            std::fs::read_to_string(path).map_err(|error| {
-                Exit::refused("unreadable_input", format!("read {path}: {error}; give @ and the path of a file"))
-            })?
-        } else {
-            self.input.clone()
-        };
-        Json::parse(&text).map_err(|error| {
-            Exit::refused(error.code(), format!("--input: {error}; in a shell, quote it: --input '{{\"steps\": 3}}'"))
-        })
+        self.wait_for(&id).await.map_err(|exit| named(exit, &id, "it was started; wait for it with --id"))
     }
 
     async fn wait_for(&self, id: &str) -> Result<(), Exit> {
@@ -126,6 +107,26 @@ impl Start {
     }
 }
 
+/// Reads a JSON value from the command line, from @FILE, or from standard input.
+pub(crate) fn read_json(flag: &str, given: &str) -> Result<Json, Exit> {
+    let text = if given == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .map_err(|error| Exit::refused("unreadable_input", format!("read standard input: {error}")))?;
+        text
+    } else if let Some(path) = given.strip_prefix('@') {
+        std::fs::read_to_string(path).map_err(|error| {
+            Exit::refused("unreadable_input", format!("read {path}: {error}; give @ and the path of a file"))
+        })?
+    } else {
+        given.to_owned()
+    };
+    Json::parse(&text).map_err(|error| {
+        Exit::refused(error.code(), format!("{flag}: {error}; in a shell, quote it: {flag} '{{\"steps\": 3}}'"))
+    })
+}
+
 /// What `--wait --json` prints.
 #[derive(Serialize)]
 struct Ended<'a> {
@@ -138,9 +139,9 @@ struct Ended<'a> {
 }
 
 /// An end that leaves the outcome open names the id that tells it.
-fn named(mut exit: Exit, id: &str, how: &str) -> Exit {
+pub(crate) fn named(mut exit: Exit, id: &str, how: &str) -> Exit {
     if exit.code == 7 || exit.code == 8 {
-        exit.message = format!("{}; {how} --id {id}", exit.message);
+        exit.message = format!("{}; {how} {id}", exit.message);
         if let Some(Value::Object(problem)) = &mut exit.problem {
             problem.entry("id").or_insert_with(|| json!(id));
         } else {

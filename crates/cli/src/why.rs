@@ -5,7 +5,7 @@ use clap::Args;
 use crate::client::Client;
 use crate::exit::Exit;
 use crate::output::{plain, print};
-use crate::show::time;
+use crate::show::{signals, time};
 use crate::wire::Reason;
 
 /// Says why a workflow does not run now, or who runs it.
@@ -38,6 +38,13 @@ fn said(id: &str, reason: &Reason) -> String {
             )
         }
         "sleeping" => format!("{id} sleeps until {until}, then {step} runs"),
+        "waiting" => {
+            let timeout = match &reason.on_timeout {
+                Some(on_timeout) => format!(", until {until}, then step {} runs", plain(on_timeout)),
+                None => String::new(),
+            };
+            format!("{id} waits for {}, with which {step} runs{timeout}", signals(&reason.signals))
+        }
         "backoff" => format!("{id} waits for its next try: attempt {} of {step} at {until}", reason.attempt),
         "ready" => format!("{id} waits for a worker with room: {step} is ready since {since}"),
         "blocked" => format!("{id} waits for code: no worker knows {step}, which is ready since {since}"),

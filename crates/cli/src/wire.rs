@@ -34,6 +34,7 @@ pub struct Workflow {
     pub attempt: Option<u32>,
     pub seq: u64,
     pub due: Option<i64>,
+    pub waits_for: Vec<String>,
     pub created_at: Option<i64>,
     pub updated_at: Option<i64>,
     pub blocked: Option<String>,
@@ -48,6 +49,8 @@ pub struct Workflow {
 pub struct Reason {
     pub why: String,
     pub step: String,
+    pub signals: Vec<String>,
+    pub on_timeout: Option<String>,
     pub attempt: u32,
     pub worker: String,
     pub since: Option<i64>,
@@ -110,7 +113,21 @@ pub struct Payload {
     pub code: String,
     pub reason: String,
     pub writes: BTreeMap<String, Stored>,
-    pub next: Option<Next>,
+    /// An object after a commit, a step's name after a wait.
+    pub next: Stored,
+    pub wait_for: Option<Wait>,
+    pub name: String,
+    pub signal_id: String,
+    pub payload: Stored,
+}
+
+/// What a commit waits for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Wait {
+    pub signals: Vec<String>,
+    pub then: String,
+    pub timeout_at: Option<i64>,
 }
 
 /// The step that a commit leads to.

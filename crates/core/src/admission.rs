@@ -13,7 +13,7 @@
 
 use crate::claim::{self, Granted, Terms};
 use crate::command::Moment;
-use crate::event::{Event, Writes};
+use crate::event::{Event, SIGNAL_PREFIX, Writes};
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 use crate::json::Json;
 use crate::limits::{Invalid, Limits};
@@ -107,7 +107,7 @@ pub fn check_writes(writes: &Writes, limits: &Limits) -> Result<(), Invalid> {
         let key = write.key.as_str();
         Key::parse_as("writes", key, limits)?;
         // Kept free for the payloads of signals, which only the engine saves.
-        if key.starts_with("signal:") {
+        if key.starts_with(SIGNAL_PREFIX) {
             let problem = "begins with the reserved prefix signal:; choose another key";
             return Err(Invalid::new("invalid_key", format!("writes.{key}"), problem));
         }

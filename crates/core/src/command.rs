@@ -4,7 +4,7 @@
 //! anything of it is decided; only what certainly left no trace is attempted again.
 
 use crate::snapshot::{Snapshot, Stop, Wants};
-use crate::{admission, claim, commit, control, heartbeat, sweep};
+use crate::{admission, claim, commit, control, heartbeat, signal, sweep};
 
 /// What a decision may know of the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub enum Command {
     Heartbeat(heartbeat::Request),
     /// End a workflow from outside.
     Cancel(control::Cancel),
+    /// Send a workflow a message.
+    Signal(Box<signal::Send>),
     /// Repair what is overdue.
     Sweep(sweep::Sweep),
     /// Give back the claims of workers that are known to be gone.
@@ -49,6 +51,8 @@ pub enum Outcome {
     Heartbeat(Vec<heartbeat::Answer>),
     /// Of [`Command::Cancel`].
     Cancel(control::Outcome),
+    /// Of [`Command::Signal`].
+    Signal(signal::Outcome),
     /// Of [`Command::Sweep`] and [`Command::GiveBack`].
     Sweep(sweep::Report),
 }
@@ -58,7 +62,7 @@ pub enum Outcome {
 pub enum Lane {
     /// What frees work: completions, failures, heartbeats, sweeps. New work can never fill this lane.
     Finish,
-    /// What brings or asks for work: starts, claims, cancels.
+    /// What brings or asks for work: starts, claims, cancels, signals.
     Begin,
 }
 
@@ -67,7 +71,7 @@ impl Command {
     pub fn lane(&self) -> Lane {
         match self {
             Self::Complete(_) | Self::Fail(_) | Self::Heartbeat(_) | Self::Sweep(_) | Self::GiveBack(_) => Lane::Finish,
-            Self::Start(_) | Self::Claim(_) | Self::Cancel(_) => Lane::Begin,
+            Self::Start(_) | Self::Claim(_) | Self::Cancel(_) | Self::Signal(_) => Lane::Begin,
         }
     }
 
@@ -76,6 +80,7 @@ impl Command {
         match self {
             Self::Start(start) => start.input.len() + start.writes.bytes() + 512,
             Self::Complete(complete) => complete.bytes() + 512,
+            Self::Signal(send) => send.payload.len() * 2 + 512,
             Self::Claim(request) => request.n * 256,
             Self::Sweep(sweep) => sweep.limit * 256,
             Self::GiveBack(give_back) => give_back.limit * 256,
@@ -92,6 +97,10 @@ impl Command {
             Self::Claim(request) => request.wants(wants),
             Self::Complete(complete) => {
                 wants.heads.insert(complete.held.key.clone());
+                if let commit::Continuation::Wait { signals, .. } = &complete.continuation {
+                    let key = &complete.held.key;
+                    wants.pending.extend(signals.iter().map(|name| ((key.clone(), name.clone()), 0)));
+                }
             }
             Self::Fail(fail) => {
                 wants.heads.insert(fail.held.key.clone());
@@ -99,6 +108,12 @@ impl Command {
             Self::Heartbeat(request) => wants.heads.extend(request.beats.iter().map(|beat| beat.held.key.clone())),
             Self::Cancel(cancel) => {
                 wants.heads.insert(cancel.key.clone());
+            }
+            Self::Signal(send) => {
+                wants.heads.insert(send.key.clone());
+                wants.signals.insert((send.key.clone(), send.id.clone()));
+                // All that a wait of this name could take is there when it is accepted: nothing, or it would not wait.
+                wants.pending.insert((send.key.clone(), send.name.clone()), 0);
             }
             Self::Sweep(sweep) => {
                 // Of two sweeps in a batch the larger page serves both.
@@ -122,6 +137,7 @@ pub fn decide(snapshot: &mut Snapshot, command: &Command, moment: &Moment) -> Re
         Command::Fail(fail) => commit::fail(snapshot, fail, moment).map(Outcome::Commit),
         Command::Heartbeat(request) => heartbeat::decide(snapshot, request, moment).map(Outcome::Heartbeat),
         Command::Cancel(cancel) => control::cancel(snapshot, cancel, moment).map(Outcome::Cancel),
+        Command::Signal(send) => signal::decide(snapshot, send, moment).map(Outcome::Signal),
         Command::Sweep(sweep) => sweep::decide(snapshot, sweep, moment).map(Outcome::Sweep),
         Command::GiveBack(give_back) => sweep::give_back(snapshot, give_back, moment).map(Outcome::Sweep),
     }

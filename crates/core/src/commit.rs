@@ -16,14 +16,15 @@
 use crate::admission::check_writes;
 use crate::claim::{self, Granted, Held, Terms};
 use crate::command::Moment;
-use crate::event::{Cause, Event, Next, Writes};
+use crate::event::{Cause, Event, Next, Timeout, Wait, Writes};
 use crate::head::{Claim, Token};
 use crate::json::Json;
 use crate::limits::{Invalid, Limits, cut};
 use crate::retry::RetryPolicy;
+use crate::signal;
 use crate::snapshot::{Snapshot, Stop};
 use crate::state::{State, Status, Visit};
-use crate::text::{FailureCode, Step, WorkflowKey};
+use crate::text::{FailureCode, SignalName, Step, WorkflowKey};
 
 /// When a next step may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,15 @@ pub enum Continuation {
         step: Step,
         /// Not before.
         when: When,
+    },
+    /// Run a step with the first signal of these names.
+    Wait {
+        /// The names.
+        signals: Vec<SignalName>,
+        /// The step.
+        then: Step,
+        /// How long to wait, and the step to run when there was none.
+        timeout: Option<(When, Step)>,
     },
     /// The workflow is complete.
     Done(Json),
@@ -68,7 +78,7 @@ impl Complete {
     pub(crate) fn bytes(&self) -> usize {
         let result = match &self.continuation {
             Continuation::Done(result) => result.len(),
-            Continuation::Step { .. } => 0,
+            Continuation::Step { .. } | Continuation::Wait { .. } => 0,
         };
         self.writes.bytes() + result
     }
@@ -147,20 +157,73 @@ pub fn check(writes: &Writes, continuation: &Continuation, now: i64, limits: &Li
         }
         Continuation::Done(_) => Ok(()),
         Continuation::Step { step, when } => {
-            let refuse = |field: &str, problem: String| Err(Invalid::new("invalid_continuation", field, problem));
-            if let Err(invalid) = Step::parse_as("next.step", step.as_str(), limits) {
-                return refuse("next.step", invalid.problem);
+            check_step("next.step", step, limits)?;
+            check_when("next.run_at", *when, now, limits)
+        }
+        Continuation::Wait { signals, then, timeout } => {
+            let (n, most) = (signals.len(), limits.wait_signals_max);
+            if n == 0 || n > most {
+                return refuse("wait_for.signals", format!("names {n} signals; name 1 to {most}"));
             }
-            let ahead = match when {
-                When::Now => 0,
-                When::At(at) => at.saturating_sub(now),
-                When::After(ms) => i64::try_from(*ms).unwrap_or(i64::MAX),
-            };
-            if ahead > limits.sleep_ms_max || matches!(when, When::At(at) if *at < 0) {
-                let days = limits.sleep_ms_max / 86_400_000;
-                return refuse("next.run_at", format!("is not within {days} days from now; times are milliseconds"));
+            for (at, name) in signals.iter().enumerate() {
+                if let Err(invalid) = SignalName::parse_as("wait_for.signals", name.as_str(), limits) {
+                    return refuse("wait_for.signals", invalid.problem);
+                }
+                if signals[..at].contains(name) {
+                    return refuse("wait_for.signals", format!("names {name:?} twice; name each signal once"));
+                }
             }
-            Ok(())
+            check_step("wait_for.then", then, limits)?;
+            match timeout {
+                None => Ok(()),
+                Some((when, step)) => {
+                    check_step("wait_for.on_timeout", step, limits)?;
+                    check_when("wait_for.timeout_at", *when, now, limits)
+                }
+            }
+        }
+    }
+}
+
+fn refuse(field: &str, problem: String) -> Result<(), Invalid> {
+    Err(Invalid::new("invalid_continuation", field, problem))
+}
+
+fn check_step(field: &str, step: &Step, limits: &Limits) -> Result<(), Invalid> {
+    Step::parse_as(field, step.as_str(), limits).map(drop).or_else(|invalid| refuse(field, invalid.problem))
+}
+
+fn check_when(field: &str, when: When, now: i64, limits: &Limits) -> Result<(), Invalid> {
+    let ahead = match when {
+        When::Now => 0,
+        When::At(at) => at.saturating_sub(now),
+        When::After(ms) => i64::try_from(ms).unwrap_or(i64::MAX),
+    };
+    if ahead > limits.sleep_ms_max || matches!(when, When::At(at) if at < 0) {
+        let days = limits.sleep_ms_max / 86_400_000;
+        return refuse(field, format!("is not within {days} days from now; times are milliseconds"));
+    }
+    Ok(())
+}
+
+impl When {
+    /// The instant of a commit at `at`; `None` for at once.
+    fn instant(self, at: i64) -> Option<i64> {
+        match self {
+            Self::Now => None,
+            Self::At(instant) => Some(instant),
+            Self::After(ms) => Some(at.saturating_add_unsigned(ms)),
+        }
+    }
+
+    /// True when a commit with this may have written `instant`.
+    fn may_be(self, instant: Option<i64>) -> bool {
+        match (self, instant) {
+            (Self::Now, None) => true,
+            (Self::At(at), Some(instant)) => at == instant,
+            // The instant was computed from the commit's own time, which a repeat does not know.
+            (Self::After(_), Some(_)) => true,
+            _ => false,
         }
     }
 }
@@ -173,15 +236,22 @@ pub fn complete(snapshot: &mut Snapshot, complete: &Complete, moment: &Moment) -
     let Some((visit, look_at)) = holds(snapshot, &complete.held, moment)? else {
         return late(snapshot, &complete.held, complete.claim_next.as_ref(), moment, |started, event| {
             match (&complete.continuation, event) {
-                (Continuation::Step { step, when }, Event::StepCompleted { writes, next: Some(next), .. }) => {
-                    let same_time = match (when, next.run_at) {
-                        (When::Now, None) => true,
-                        (When::At(at), Some(run_at)) => *at == run_at,
-                        // The instant was computed from the commit's own time, which the repeat does not know.
-                        (When::After(_), Some(_)) => true,
+                (
+                    Continuation::Step { step, when },
+                    Event::StepCompleted { writes, next: Some(Next::Step { step: same, run_at }), .. },
+                ) => writes.same_as(&complete.writes) && same == step && when.may_be(*run_at),
+                (
+                    Continuation::Wait { signals, then, timeout },
+                    Event::StepCompleted { writes, next: Some(Next::Wait(wait)), .. },
+                ) => {
+                    let same_timeout = match (timeout, &wait.timeout) {
+                        (None, None) => true,
+                        (Some((when, then)), Some(timeout)) => {
+                            timeout.then == *then && (*when == When::Now || when.may_be(Some(timeout.at)))
+                        }
                         _ => false,
                     };
-                    writes.same_as(&complete.writes) && next.step == *step && same_time
+                    writes.same_as(&complete.writes) && (&wait.signals, &wait.then) == (signals, then) && same_timeout
                 }
                 (Continuation::Done(_), Event::StepCompleted { writes, next: None, .. }) => {
                     writes.same_as(&complete.writes) && started.result_is(&complete.continuation)
@@ -194,21 +264,32 @@ pub fn complete(snapshot: &mut Snapshot, complete: &Complete, moment: &Moment) -
     let at = moment.now.max(snapshot.head(key)?.expect("its holder was just checked").updated_at);
     let next = match &complete.continuation {
         Continuation::Done(_) => None,
-        Continuation::Step { step, when } => Some(Next {
-            step: step.clone(),
-            run_at: match when {
-                When::Now => None,
-                When::At(run_at) => Some(*run_at),
-                When::After(ms) => Some(at.saturating_add_unsigned(*ms)),
-            },
-        }),
+        Continuation::Step { step, when } => Some(Next::Step { step: step.clone(), run_at: when.instant(at) }),
+        Continuation::Wait { signals, then, timeout } => Some(Next::Wait(Wait {
+            signals: signals.clone(),
+            then: then.clone(),
+            timeout: timeout
+                .as_ref()
+                .map(|(when, then)| Timeout { at: when.instant(at).unwrap_or(at), then: then.clone() }),
+        })),
     };
+    let wait = match &next {
+        Some(Next::Wait(wait)) => Some(wait.clone()),
+        _ => None,
+    };
+    if let Some(wait) = &wait {
+        // All that is needed, before anything is written.
+        signal::first(snapshot, key, wait)?;
+    }
     let event =
         Event::StepCompleted { step: visit.step, attempt: visit.attempt, writes: complete.writes.clone(), next };
     snapshot.append(key, event, None, moment.now)?;
     if let Continuation::Done(result) = &complete.continuation {
         snapshot.append(key, Event::WorkflowCompleted { result: result.clone() }, None, moment.now)?;
         return Ok(Outcome::Committed(After { status: Status::Completed, next: None }));
+    }
+    if let Some(wait) = &wait {
+        signal::take(snapshot, key, wait, moment)?;
     }
     let next = match &complete.claim_next {
         Some(terms) => claim_next(snapshot, key, terms, look_at, moment)?,
@@ -394,8 +475,10 @@ fn late(
     // given since is his alone: the seed tells them apart, and with his token two workers would run the step.
     let next = claim_next.and_then(|terms| {
         let granted = claim::granted_of(head)?;
-        let own = Token::derive(&terms.seed, &held.key, held.seq + 2);
-        let is_own = head.seq == held.seq + 2 && granted.held.token == own && granted.held.epoch == moment.epoch;
+        let own = Token::derive(&terms.seed, &held.key, head.seq);
+        // Behind the commit, and the signal that it took if there was one.
+        let behind = (held.seq + 2..=held.seq + 3).contains(&head.seq);
+        let is_own = behind && granted.held.token == own && granted.held.epoch == moment.epoch;
         is_own.then_some(granted)
     });
     Ok(Outcome::AlreadyCommitted(After { status: head.status(), next }))

@@ -4,6 +4,7 @@
 //! as JSON text that stays readable with any database shell; user values stand in it byte for byte.
 //! A form that changes gets a new version and the old one keeps its reader for ever, because logs outlive code.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::json::Json;
 use crate::options::Options;
-use crate::text::{FailureCode, Key, Name, Step};
+use crate::text::{FailureCode, Key, Name, SignalId, SignalName, Step};
 
 /// The version of the payload forms that this code writes.
 pub const VERSION: u32 = 1;
@@ -86,13 +87,60 @@ impl FromIterator<(Key, Option<Json>)> for Writes {
 }
 
 /// Where a completed step leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// To a step.
+    Step {
+        /// The step to run.
+        step: Step,
+        /// Not before this instant (milliseconds since the epoch); at once when absent.
+        run_at: Option<i64>,
+    },
+    /// To a step that a signal brings.
+    Wait(Wait),
+}
+
+/// What a workflow waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Next {
-    /// The step to run.
-    pub step: Step,
-    /// Not before this instant (milliseconds since the epoch); at once when absent.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub run_at: Option<i64>,
+pub struct Wait {
+    /// The signals, of which the first to be accepted counts.
+    pub signals: Vec<SignalName>,
+    /// The step that runs with it.
+    pub then: Step,
+    /// What ends the wait without one.
+    #[serde(flatten)]
+    pub timeout: Option<Timeout>,
+}
+
+/// How long a wait may take, and what follows then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeout {
+    /// Until this instant (milliseconds since the epoch).
+    #[serde(rename = "timeout_at")]
+    pub at: i64,
+    /// The step that runs when no signal came by then.
+    #[serde(rename = "on_timeout")]
+    pub then: Step,
+}
+
+impl Next {
+    /// A step to run at once.
+    pub fn now(step: Step) -> Self {
+        Self::Step { step, run_at: None }
+    }
+}
+
+/// The variable that holds the last signal of that name which a wait took.
+pub fn signal_key(name: &SignalName) -> Key {
+    Key::trusted(format!("{SIGNAL_PREFIX}{name}"))
+}
+
+/// What the names of variables begin with that hold signals; nobody else sets such a variable.
+pub const SIGNAL_PREFIX: &str = "signal:";
+
+/// The variable that says which signal was taken last.
+pub fn last_signal_key() -> Key {
+    Key::trusted(SIGNAL_PREFIX)
 }
 
 /// Which attempt ended the workflow.
@@ -164,6 +212,26 @@ pub enum Event {
         retry_at: Option<i64>,
         /// Whether it counts as an attempt: lost leases and give-backs do not.
         counts: bool,
+    },
+    /// A wait took a signal.
+    SignalReceived {
+        /// The signal.
+        name: SignalName,
+        /// Which of that name.
+        signal_id: SignalId,
+        /// What it carried.
+        payload: Json,
+        /// The step that runs with it.
+        next: Step,
+        /// The visit in which it runs.
+        visit: u64,
+    },
+    /// A wait ended without a signal.
+    WaitTimedOut {
+        /// What had been waited for.
+        signals: Vec<SignalName>,
+        /// The step that runs instead.
+        next: Step,
     },
     /// The end of a workflow that returned `done`.
     WorkflowCompleted {
@@ -257,11 +325,13 @@ pub enum DecodeError {
 
 impl Event {
     /// Every event type, in the order of the specification.
-    pub const KINDS: [&'static str; 7] = [
+    pub const KINDS: [&'static str; 9] = [
         "workflow_created",
         "step_started",
         "step_completed",
         "step_failed",
+        "signal_received",
+        "wait_timed_out",
         "workflow_completed",
         "workflow_failed",
         "workflow_cancelled",
@@ -274,6 +344,8 @@ impl Event {
             Self::StepStarted { .. } => "step_started",
             Self::StepCompleted { .. } => "step_completed",
             Self::StepFailed { .. } => "step_failed",
+            Self::SignalReceived { .. } => "signal_received",
+            Self::WaitTimedOut { .. } => "wait_timed_out",
             Self::WorkflowCompleted { .. } => "workflow_completed",
             Self::WorkflowFailed { .. } => "workflow_failed",
             Self::WorkflowCancelled { .. } => "workflow_cancelled",
@@ -286,9 +358,16 @@ impl Event {
     }
 
     /// The scratchpad changes this event carries.
-    pub fn writes(&self) -> Option<&Writes> {
+    pub fn writes(&self) -> Option<Cow<'_, Writes>> {
         match self {
-            Self::WorkflowCreated { writes, .. } | Self::StepCompleted { writes, .. } => Some(writes),
+            Self::WorkflowCreated { writes, .. } | Self::StepCompleted { writes, .. } => Some(Cow::Borrowed(writes)),
+            Self::SignalReceived { name, signal_id, payload, visit, .. } => {
+                let last = LastSignal { name: name.clone(), signal_id: signal_id.clone(), visit: *visit };
+                let last = serde_json::to_string(&last);
+                let last = Json::trusted(last.expect("strings serialize"));
+                let both = [(signal_key(name), Some(payload.clone())), (last_signal_key(), Some(last))];
+                Some(Cow::Owned(both.into_iter().collect()))
+            }
             _ => None,
         }
     }
@@ -316,13 +395,20 @@ impl Event {
                 push_string(&mut text, step.as_str());
                 let _ = write!(text, ",\"attempt\":{attempt}");
                 push_writes(&mut text, writes);
-                if let Some(Next { step, run_at }) = next {
-                    text.push_str(",\"next\":{\"step\":");
-                    push_string(&mut text, step.as_str());
-                    if let Some(run_at) = run_at {
-                        let _ = write!(text, ",\"run_at\":{run_at}");
+                match next {
+                    None => {}
+                    Some(Next::Step { step, run_at }) => {
+                        text.push_str(",\"next\":{\"step\":");
+                        push_string(&mut text, step.as_str());
+                        if let Some(run_at) = run_at {
+                            let _ = write!(text, ",\"run_at\":{run_at}");
+                        }
+                        text.push('}');
                     }
-                    text.push('}');
+                    Some(Next::Wait(wait)) => {
+                        text.push_str(",\"wait_for\":");
+                        text.push_str(&serde_json::to_string(wait).expect("strings and integers serialize"));
+                    }
                 }
                 text.push('}');
                 text
@@ -353,7 +439,14 @@ impl Event {
                 attempt: *attempt,
                 writes: Values(writes),
                 unset: unset(writes),
-                next: next.as_ref(),
+                next: match next {
+                    Some(Next::Step { step, run_at }) => Some(NextForm { step: step.clone(), run_at: *run_at }),
+                    _ => None,
+                },
+                wait_for: match next {
+                    Some(Next::Wait(wait)) => Some(wait.clone()),
+                    _ => None,
+                },
             }),
             Self::StepFailed { step, visit, attempt, delivery, code, reason, retryable, retry_at, counts } => {
                 serde_json::to_string(&FailedForm {
@@ -367,6 +460,12 @@ impl Event {
                     retry_at: *retry_at,
                     counts: *counts,
                 })
+            }
+            Self::SignalReceived { name, signal_id, payload, next, visit } => {
+                serde_json::to_string(&ReceivedForm { name, signal_id, payload, next, visit: *visit })
+            }
+            Self::WaitTimedOut { signals, next } => {
+                serde_json::to_string(&TimedOutForm { signals: signals.clone(), next: next.clone() })
             }
             Self::WorkflowCompleted { result } => serde_json::to_string(&EndForm { result }),
             Self::WorkflowFailed { code, reason, cause } => {
@@ -415,7 +514,10 @@ impl Event {
                     step: read.step,
                     attempt: read.attempt,
                     writes: read.writes.with(read.unset),
-                    next: read.next,
+                    next: match (read.next, read.wait_for) {
+                        (Some(NextForm { step, run_at }), _) => Some(Next::Step { step, run_at }),
+                        (None, wait) => wait.map(Next::Wait),
+                    },
                 }
             }
             "step_failed" => {
@@ -431,6 +533,20 @@ impl Event {
                     retry_at: read.retry_at,
                     counts: read.counts,
                 }
+            }
+            "signal_received" => {
+                let read: ReceivedRead = serde_json::from_str(payload).map_err(form)?;
+                Self::SignalReceived {
+                    name: read.name,
+                    signal_id: read.signal_id,
+                    payload: read.payload,
+                    next: read.next,
+                    visit: read.visit,
+                }
+            }
+            "wait_timed_out" => {
+                let read: TimedOutForm = serde_json::from_str(payload).map_err(form)?;
+                Self::WaitTimedOut { signals: read.signals, next: read.next }
             }
             "workflow_completed" => {
                 let read: EndRead = serde_json::from_str(payload).map_err(form)?;
@@ -592,7 +708,16 @@ struct CompletedForm<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unset: Vec<&'a Key>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<&'a Next>,
+    next: Option<NextForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wait_for: Option<Wait>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct NextForm {
+    step: Step,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    run_at: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -604,7 +729,9 @@ struct CompletedRead {
     #[serde(default)]
     unset: Vec<Key>,
     #[serde(default)]
-    next: Option<Next>,
+    next: Option<NextForm>,
+    #[serde(default)]
+    wait_for: Option<Wait>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -619,6 +746,41 @@ struct FailedForm {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     retry_at: Option<i64>,
     counts: bool,
+}
+
+#[derive(Serialize)]
+struct ReceivedForm<'a> {
+    name: &'a SignalName,
+    signal_id: &'a SignalId,
+    payload: &'a Json,
+    next: &'a Step,
+    visit: u64,
+}
+
+#[derive(Deserialize)]
+struct ReceivedRead {
+    name: SignalName,
+    signal_id: SignalId,
+    payload: Json,
+    next: Step,
+    visit: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TimedOutForm {
+    signals: Vec<SignalName>,
+    next: Step,
+}
+
+/// Which signal a wait took last, as the scratchpad holds it under [`last_signal_key`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastSignal {
+    /// Its name.
+    pub name: SignalName,
+    /// Which of that name.
+    pub signal_id: SignalId,
+    /// The visit that it was taken for.
+    pub visit: u64,
 }
 
 #[derive(Serialize)]
@@ -675,7 +837,9 @@ pub(crate) mod samples {
             .collect(),
             next,
         };
-        let next = |run_at| Some(Next { step: Step::trusted("charge"), run_at });
+        let next = |run_at| Some(Next::Step { step: Step::trusted("charge"), run_at });
+        let signals = || vec![SignalName::trusted("paid"), SignalName::trusted("void")];
+        let wait = |timeout| Some(Next::Wait(Wait { signals: signals(), then: Step::trusted("charge"), timeout }));
         vec![
             (
                 "created",
@@ -699,10 +863,23 @@ pub(crate) mod samples {
             ),
             ("completed_next", completed(next(None))),
             ("completed_sleep", completed(next(Some(5_000)))),
+            ("completed_wait", completed(wait(Some(Timeout { at: 7_000, then: Step::trusted("remind") })))),
+            ("completed_wait_long", completed(wait(None))),
             ("completed_end", completed(None)),
             ("failed_retry", failed(true, Some(6_000), true)),
             ("failed_given_back", failed(true, None, false)),
             ("failed_final", failed(false, None, true)),
+            (
+                "signal_received",
+                Event::SignalReceived {
+                    name: SignalName::trusted("paid"),
+                    signal_id: SignalId::trusted("s-1"),
+                    payload: Json::trusted("{\"cents\":1.0}"),
+                    next: Step::trusted("charge"),
+                    visit: 2,
+                },
+            ),
+            ("wait_timed_out", Event::WaitTimedOut { signals: signals(), next: Step::trusted("remind") }),
             ("wf_completed", Event::WorkflowCompleted { result: Json::trusted("[1.0]") }),
             (
                 "wf_failed",
@@ -743,7 +920,7 @@ mod tests {
             vec![(key("x"), None), (key("y"), value("\"\\u0000\"")), (key("z"), None)],
         ] {
             let step = Step::trusted("quo\"te");
-            let next = Some(Next { step: Step::trusted("back\\slash"), run_at: Some(-1) });
+            let next = Some(Next::Step { step: Step::trusted("back\\slash"), run_at: Some(-1) });
             events.push(Event::StepCompleted { step, attempt: u32::MAX, writes: writes.into_iter().collect(), next });
         }
         for event in events {

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::event::Writes;
 use crate::json::Json;
 use crate::options::StartOptions;
-use crate::text::{Name, Namespace};
+use crate::text::{Name, Namespace, SignalName, WorkflowKey};
 
 /// The version of the rules above.
 pub const VERSION: u8 = 1;
@@ -65,6 +65,19 @@ impl Fingerprint {
         }
         let options = serde_json::to_string(options).expect("options hold integers and strings");
         hmac.json(&Json::trusted(options));
+        hmac.finish()
+    }
+}
+
+impl Fingerprint {
+    /// The fingerprint of a signal.
+    pub fn of_signal(key: &FingerprintKey, workflow: &WorkflowKey, name: &SignalName, payload: &Json) -> Self {
+        let mut hmac = Hmac::new(key);
+        hmac.text("signal");
+        hmac.text(workflow.namespace.as_str());
+        hmac.text(workflow.id.as_str());
+        hmac.text(name.as_str());
+        hmac.json(payload);
         hmac.finish()
     }
 }

@@ -104,7 +104,7 @@ impl Claim {
 pub enum Wake {
     /// A claim that may have been lost. It comes first, so that open claims can be paged through alone.
     Lease,
-    /// A sleep or backoff that ends.
+    /// A sleep, backoff or wait that ends.
     Timer,
 }
 
@@ -161,6 +161,9 @@ impl Head {
             }
             State::Running { .. } => {
                 Placed { due: self.claim.as_ref().map(|claim| (Wake::Lease, claim.look_at)), rank: None }
+            }
+            State::Waiting { wait, .. } => {
+                Placed { due: wait.timeout.as_ref().map(|timeout| (Wake::Timer, timeout.at)), rank: None }
             }
             _ => Placed { due: None, rank: None },
         }

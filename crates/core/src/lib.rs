@@ -29,6 +29,7 @@ pub mod claim;
 pub mod commit;
 pub mod control;
 pub mod heartbeat;
+pub mod signal;
 pub mod sweep;
 
 pub mod verify;

@@ -25,6 +25,8 @@ pub struct Limits {
     pub tags_max: usize,
     /// Most workflows in one bulk start.
     pub bulk_max: usize,
+    /// Most signals that one wait may name.
+    pub wait_signals_max: usize,
     /// How far ahead a durable sleep may reach, in milliseconds.
     pub sleep_ms_max: i64,
     /// How often one visit of a step may be handed out before the workflow fails with `deliveries_exhausted`.
@@ -44,6 +46,7 @@ impl Default for Limits {
             progress_bytes_max: 4 << 10,
             tags_max: 32,
             bulk_max: 10_000,
+            wait_signals_max: 32,
             // Ten years of 365.25 days: far enough for any reminder, near enough that a unit mistake is caught.
             sleep_ms_max: 10 * 31_557_600_000,
             deliveries_max: 20,

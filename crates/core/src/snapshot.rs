@@ -14,7 +14,7 @@
 //! has: it is as new or newer.
 #![expect(clippy::disallowed_types, reason = "hashed without a random seed, and put in order wherever order shows")]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
@@ -24,8 +24,9 @@ use crate::fingerprint::Fingerprint;
 use crate::head::{Claim, Head, Placed};
 use crate::json::Json;
 use crate::options::Options;
+use crate::signal::{Pending, Receipt, Send};
 use crate::state::{IllegalEvent, State, Status};
-use crate::text::{Key, Name, Namespace, Step, WorkflowKey};
+use crate::text::{Key, Name, Namespace, SignalId, SignalName, Step, WorkflowKey};
 
 /// Hashes the same in every process: nothing here is random. Who chose ids that collide would slow down one batch.
 type Hashed = BuildHasherDefault<DefaultHasher>;
@@ -62,6 +63,10 @@ pub struct Wants {
     pub heads: Keys,
     /// Single events by position.
     pub events: BTreeSet<(WorkflowKey, u64)>,
+    /// Receipts of signals, each with the number of its workflow's last one.
+    pub signals: BTreeSet<(WorkflowKey, SignalId)>,
+    /// The first [`PENDING_PAGE`] pending signals of a name behind that number.
+    pub pending: BTreeMap<(WorkflowKey, SignalName), u64>,
     /// Earlier claim calls by namespace and request id.
     pub calls: BTreeSet<(Namespace, CallId)>,
     /// The first so many ready heads that a worker knows, in claim order.
@@ -71,6 +76,9 @@ pub struct Wants {
     /// The next so many heads with an open claim.
     pub open: Option<(Option<ClaimCursor>, usize)>,
 }
+
+/// How many pending signals are loaded at once.
+pub const PENDING_PAGE: usize = 8;
 
 fn one(key: &WorkflowKey) -> Keys {
     std::iter::once(key.clone()).collect()
@@ -199,6 +207,45 @@ pub struct ChangedVariable<'a> {
     pub seq: u64,
 }
 
+/// A signal to be put into its workflow's inbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSignal {
+    /// Whose.
+    pub workflow: WorkflowKey,
+    /// What the store calls that workflow; `None` for one that this batch admits.
+    pub handle: Option<Handle>,
+    /// The signal.
+    pub signal: Pending,
+    /// The digest of what was asked.
+    pub fingerprint: Fingerprint,
+    /// The event that took it, in this batch: the inbox then keeps no payload.
+    pub taken: Option<u64>,
+}
+
+/// A signal of a stored inbox that a wait has taken: the inbox keeps its receipt, the log has its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenSignal {
+    /// Whose.
+    pub workflow: WorkflowKey,
+    /// What the store calls that workflow.
+    pub handle: Option<Handle>,
+    /// Its place in the inbox.
+    pub number: u64,
+    /// The event that took it.
+    pub seq: u64,
+}
+
+/// How far the pending signals of one name are known.
+#[derive(Debug, Default)]
+struct Inbox {
+    /// The next ones, in order.
+    next: VecDeque<Pending>,
+    /// Behind this number there may be others.
+    until: u64,
+    /// There are no others.
+    all: bool,
+}
+
 /// A head to be saved.
 #[derive(Debug)]
 pub struct ChangedHead<'a> {
@@ -231,6 +278,9 @@ pub struct Snapshot {
     admissions: HashMap<WorkflowKey, Option<Admission>, Hashed>,
     heads: HashMap<WorkflowKey, Option<Cell>, Hashed>,
     events: BTreeMap<(WorkflowKey, u64), Option<Event>>,
+    signals: BTreeMap<(WorkflowKey, SignalId), Option<Receipt>>,
+    last_signals: BTreeMap<WorkflowKey, u64>,
+    inboxes: BTreeMap<(WorkflowKey, SignalName), Inbox>,
     calls: BTreeMap<(Namespace, CallId), Option<Call>>,
     ready: BTreeMap<Arc<Announced>, ReadyPage>,
     due_loaded: Option<usize>,
@@ -239,6 +289,8 @@ pub struct Snapshot {
     new_admissions: Vec<Admission>,
     appended: Vec<Appended>,
     new_calls: Vec<Call>,
+    new_signals: Vec<NewSignal>,
+    taken_signals: Vec<TakenSignal>,
 }
 
 impl Snapshot {
@@ -268,6 +320,28 @@ impl Snapshot {
     /// Puts in an event look-up.
     pub fn load_event(&mut self, key: WorkflowKey, seq: u64, event: Option<Event>) {
         self.events.entry((key, seq)).or_insert(event);
+    }
+
+    /// Puts in a look-up of a signal, with the number of its workflow's last one, 0 where there is none.
+    pub fn load_signal(&mut self, key: WorkflowKey, id: SignalId, receipt: Option<Receipt>, last: u64) {
+        self.last_signals.entry(key.clone()).or_insert(last);
+        self.signals.entry((key, id)).or_insert(receipt);
+    }
+
+    /// Puts in the first [`PENDING_PAGE`] pending signals of a name behind the number that was wanted.
+    pub fn load_pending(&mut self, key: WorkflowKey, name: SignalName, pending: Vec<Pending>) {
+        let inbox = self.inboxes.entry((key.clone(), name.clone())).or_default();
+        if inbox.all || !inbox.next.is_empty() {
+            return;
+        }
+        inbox.all = pending.len() < PENDING_PAGE;
+        inbox.until = pending.last().map_or(inbox.until, |last| last.number);
+        inbox.next.extend(pending);
+        if inbox.all {
+            let new = self.new_signals.iter().filter(|new| new.taken.is_none());
+            let new = new.filter(|new| new.workflow == key && new.signal.name == name);
+            inbox.next.extend(new.map(|new| new.signal.clone()));
+        }
     }
 
     /// Puts in a claim call look-up.
@@ -354,6 +428,26 @@ impl Snapshot {
             }
         });
         if wants.is_empty() { Ok(found) } else { Err(Stop::Missing(Box::new(wants))) }
+    }
+
+    /// The receipt of this signal.
+    pub(crate) fn signal(&self, key: &WorkflowKey, id: &SignalId) -> Result<Option<&Receipt>, Stop> {
+        let signal = (key.clone(), id.clone());
+        match self.signals.get(&signal) {
+            Some(receipt) => Ok(receipt.as_ref()),
+            None => Err(Stop::Missing(Box::new(Wants { signals: [signal].into(), ..Wants::default() }))),
+        }
+    }
+
+    /// The first pending signal of this name.
+    pub(crate) fn pending(&self, key: &WorkflowKey, name: &SignalName) -> Result<Option<&Pending>, Stop> {
+        let inbox = (key.clone(), name.clone());
+        let until = match self.inboxes.get(&inbox) {
+            Some(inbox) if inbox.all || !inbox.next.is_empty() => return Ok(inbox.next.front()),
+            Some(inbox) => inbox.until,
+            None => 0,
+        };
+        Err(Stop::Missing(Box::new(Wants { pending: [(inbox, until)].into(), ..Wants::default() })))
     }
 
     /// The earlier claim call of this request id.
@@ -489,6 +583,40 @@ impl Snapshot {
         cell.dirty = true;
     }
 
+    /// Puts a signal into its workflow's inbox.
+    ///
+    /// # Panics
+    /// If its receipt is not looked up: decisions look before they write.
+    pub(crate) fn accept(&mut self, send: &Send, accepted_at: i64) {
+        let last = self.last_signals.get_mut(&send.key).expect("decisions look before they write");
+        *last += 1;
+        let Send { key, name, id, payload, fingerprint } = send.clone();
+        let signal = Pending { number: *last, name: name.clone(), id: id.clone(), payload, accepted_at };
+        self.signals.insert((key.clone(), id), Some(Receipt { fingerprint, accepted_at }));
+        let inbox = self.inboxes.get_mut(&(key.clone(), name));
+        if let Some(inbox) = inbox.filter(|inbox| inbox.all) {
+            inbox.next.push_back(signal.clone());
+        }
+        let handle = self.heads.get(&key).and_then(Option::as_ref).and_then(Cell::handle);
+        self.new_signals.push(NewSignal { workflow: key, handle, signal, fingerprint, taken: None });
+    }
+
+    /// Notes that the first pending signal of a name was taken by the event `seq`.
+    ///
+    /// # Panics
+    /// If there is none: decisions look before they write.
+    pub(crate) fn taken(&mut self, key: &WorkflowKey, name: &SignalName, seq: u64) {
+        let inbox = self.inboxes.get_mut(&(key.clone(), name.clone())).expect("decisions look before they write");
+        let Pending { number, .. } = inbox.next.pop_front().expect("decisions look before they write");
+        let new = self.new_signals.iter_mut().find(|new| new.workflow == *key && new.signal.number == number);
+        if let Some(new) = new {
+            new.taken = Some(seq);
+            return;
+        }
+        let handle = self.heads.get(key).and_then(Option::as_ref).and_then(Cell::handle);
+        self.taken_signals.push(TakenSignal { workflow: key.clone(), handle, number, seq });
+    }
+
     /// Remembers what a claim call was given.
     pub(crate) fn remember_call(&mut self, call: Call) {
         self.calls.insert((call.namespace.clone(), call.id.clone()), Some(call.clone()));
@@ -502,6 +630,7 @@ impl Snapshot {
         !self.new_admissions.is_empty()
             || !self.appended.is_empty()
             || !self.new_calls.is_empty()
+            || !self.new_signals.is_empty()
             || self.heads.values().flatten().any(|cell| cell.dirty)
     }
 
@@ -553,6 +682,16 @@ impl Snapshot {
         })
     }
 
+    /// The signals to put into inboxes, in order.
+    pub fn new_signals(&self) -> &[NewSignal] {
+        &self.new_signals
+    }
+
+    /// The signals of stored inboxes that were taken.
+    pub fn taken_signals(&self) -> &[TakenSignal] {
+        &self.taken_signals
+    }
+
     /// The claim calls to remember.
     pub fn new_calls(&self) -> &[Call] {
         &self.new_calls
@@ -577,7 +716,7 @@ impl Snapshot {
 }
 
 fn remember_writes(variables: &mut BTreeMap<Key, NewValue>, event: &Event, seq: u64) {
-    for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
+    for write in event.writes().iter().flat_map(|writes| writes.iter()) {
         variables.insert(write.key.clone(), NewValue { value: write.value.clone(), seq });
     }
 }

@@ -9,7 +9,10 @@
 //!   time passes   │                        ├── step_failed{retry_at} ──► Backoff
 //!   Sleeping, Backoff                      └── step_failed{final} ─────► Failing ───── workflow_failed ─────► Failed
 //!
-//! Ready, Sleeping, Backoff, Running ── workflow_cancelled ──► Cancelled
+//!                                  Running ── step_completed{wait} ──► Waiting
+//! Waiting ── signal_received, wait_timed_out ──► Ready
+//!
+//! Ready, Sleeping, Backoff, Waiting, Running ── workflow_cancelled ──► Cancelled
 //! ```
 //!
 //! `Completing` and `Failing` exist only between two events of one commit: a log at rest never ends in them.
@@ -17,7 +20,7 @@
 
 use serde::Serialize;
 
-use crate::event::{Cause, Event, TokenDigest};
+use crate::event::{Cause, Event, Next, TokenDigest, Wait};
 use crate::text::{FailureCode, Step};
 
 /// One entry into a step, and how often it has been tried.
@@ -63,6 +66,13 @@ pub enum State {
         /// When.
         until: i64,
     },
+    /// Waits for a signal. One of its names that is accepted makes it ready, and so does the sweep when its time is over.
+    Waiting {
+        /// What will run with the signal; what runs when there is none has the same number.
+        visit: Visit,
+        /// For what.
+        wait: Wait,
+    },
     /// A worker holds the step. Its commit or failure leads away; the sweep notices a lost lease or a timeout.
     Running {
         /// What runs.
@@ -100,6 +110,8 @@ pub enum Status {
     Running,
     /// Waits for its next attempt.
     Backoff,
+    /// Waits for a signal.
+    Waiting,
     /// Ended with a result.
     Completed,
     /// Ended by a failure.
@@ -110,8 +122,16 @@ pub enum Status {
 
 impl Status {
     /// Every status, live ones first.
-    pub const ALL: [Self; 7] =
-        [Self::Ready, Self::Sleeping, Self::Running, Self::Backoff, Self::Completed, Self::Failed, Self::Cancelled];
+    pub const ALL: [Self; 8] = [
+        Self::Ready,
+        Self::Sleeping,
+        Self::Running,
+        Self::Backoff,
+        Self::Waiting,
+        Self::Completed,
+        Self::Failed,
+        Self::Cancelled,
+    ];
 
     /// The stable word.
     pub fn label(self) -> &'static str {
@@ -120,6 +140,7 @@ impl Status {
             Self::Sleeping => "sleeping",
             Self::Running => "running",
             Self::Backoff => "backoff",
+            Self::Waiting => "waiting",
             Self::Completed => "completed",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
@@ -184,12 +205,16 @@ impl State {
             {
                 Ok(match next {
                     None => Self::Completing,
-                    Some(next) => {
-                        let entered = Visit::enter(next.step.clone(), visit.visit + 1);
-                        match next.run_at {
-                            Some(until) if until > at => Self::Sleeping { visit: entered, until },
+                    Some(Next::Step { step, run_at }) => {
+                        let entered = Visit::enter(step.clone(), visit.visit + 1);
+                        match run_at {
+                            Some(until) if *until > at => Self::Sleeping { visit: entered, until: *until },
                             _ => Self::Ready { visit: entered, since: at },
                         }
+                    }
+                    Some(Next::Wait(wait)) => {
+                        let visit = Visit::enter(wait.then.clone(), visit.visit + 1);
+                        Self::Waiting { visit, wait: wait.clone() }
                     }
                 })
             }
@@ -208,11 +233,27 @@ impl State {
                 })
             }
 
+            (Self::Waiting { visit, wait }, E::SignalReceived { name, next, visit: n, .. })
+                if wait.signals.contains(name) && wait.then == *next && visit.visit == *n =>
+            {
+                Ok(Self::Ready { visit: visit.clone(), since: at })
+            }
+            (Self::Waiting { visit, wait }, E::WaitTimedOut { signals, next })
+                if wait.signals == *signals
+                    && wait.timeout.as_ref().is_some_and(|timeout| timeout.at <= at && timeout.then == *next) =>
+            {
+                Ok(Self::Ready { visit: Visit::enter(next.clone(), visit.visit), since: at })
+            }
+
             (Self::Completing, E::WorkflowCompleted { .. }) => Ok(Self::Completed),
             (Self::Failing { .. }, E::WorkflowFailed { code, .. }) => Ok(Self::Failed { code: code.clone() }),
 
             (
-                Self::Ready { .. } | Self::Sleeping { .. } | Self::Backoff { .. } | Self::Running { .. },
+                Self::Ready { .. }
+                | Self::Sleeping { .. }
+                | Self::Backoff { .. }
+                | Self::Waiting { .. }
+                | Self::Running { .. },
                 E::WorkflowCancelled { .. },
             ) => Ok(Self::Cancelled),
 
@@ -251,6 +292,7 @@ impl State {
             Self::Sleeping { .. } => Some(Status::Sleeping),
             Self::Running { .. } => Some(Status::Running),
             Self::Backoff { .. } => Some(Status::Backoff),
+            Self::Waiting { .. } => Some(Status::Waiting),
             Self::Completed => Some(Status::Completed),
             Self::Failed { .. } => Some(Status::Failed),
             Self::Cancelled => Some(Status::Cancelled),
@@ -264,6 +306,7 @@ impl State {
             Self::Ready { visit, .. }
             | Self::Sleeping { visit, .. }
             | Self::Backoff { visit, .. }
+            | Self::Waiting { visit, .. }
             | Self::Running { visit, .. } => Some(visit),
             _ => None,
         }
@@ -289,7 +332,14 @@ impl Visit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::samples;
+    use crate::event::{Timeout, samples};
+    use crate::text::{SignalId, SignalName};
+
+    fn wait(until: i64) -> Wait {
+        let timeout = Some(Timeout { at: until, then: Step::trusted("remind") });
+        let signals = vec![SignalName::trusted("paid"), SignalName::trusted("void")];
+        Wait { signals, then: Step::trusted("charge"), timeout }
+    }
 
     fn states() -> Vec<State> {
         let visit = || Visit::enter(Step::start(), 1);
@@ -298,6 +348,7 @@ mod tests {
             State::Sleeping { visit: visit(), until: 2_000 },
             State::Backoff { visit: visit(), until: 2_000 },
             State::Running { visit: visit(), token_digest: TokenDigest([1; 16]) },
+            State::Waiting { visit: Visit::enter(Step::trusted("charge"), 2), wait: wait(2_000) },
             State::Completing,
             State::Failing { cause: Cause { step: Step::start(), attempt: 1 } },
             State::Completed,
@@ -346,6 +397,28 @@ mod tests {
         let ready = State::Ready { visit, since: 0 };
         assert!(ready.after(&start(2, 1), 0).is_err());
         assert!(ready.after(&start(1, 2), 0).is_err());
+    }
+
+    #[test]
+    fn a_wait_takes_its_own_signals_and_ends_in_its_own_time() {
+        let waiting = |wait| State::Waiting { visit: Visit::enter(Step::trusted("charge"), 2), wait };
+        let received = |name: &str, next: &str| Event::SignalReceived {
+            name: SignalName::trusted(name),
+            signal_id: SignalId::trusted("s"),
+            payload: crate::json::Json::trusted("1"),
+            next: Step::trusted(next),
+            visit: 2,
+        };
+        let after = |event: &Event, at| waiting(wait(2_000)).after(event, at).ok().map(|state| state.visit().cloned());
+        assert_eq!(after(&received("paid", "charge"), 9_000), Some(Some(Visit::enter(Step::trusted("charge"), 2))));
+        assert!(after(&received("void", "charge"), 0).is_some());
+        assert_eq!(after(&received("other", "charge"), 0), None);
+        assert_eq!(after(&received("paid", "remind"), 0), None);
+        let over = Event::WaitTimedOut { signals: wait(0).signals, next: Step::trusted("remind") };
+        assert_eq!(after(&over, 1_999), None);
+        assert_eq!(after(&over, 2_000), Some(Some(Visit::enter(Step::trusted("remind"), 2))));
+        let endless = waiting(Wait { timeout: None, ..wait(0) });
+        assert!(endless.after(&over, 9_000).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sweep: what is overdue, and what the rules say about it.
 //!
 //! # What it finds
-//! Claims whose lease ended or whose attempt timed out, sleeps and backoffs that are over. It finds them by one
+//! Claims whose lease ended or whose attempt timed out, sleeps, backoffs and waits that are over. It finds them by one
 //! index in order of time, a bounded page at a time, and never looks at history or at what is not due.
 //!
 //! # Races
@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 
 use crate::command::Moment;
 use crate::commit::{Ending, end_attempt};
+use crate::event::Event;
 use crate::head::{Claim, Token};
 use crate::snapshot::{ClaimCursor, Snapshot, Stop};
 use crate::state::State;
@@ -74,7 +75,9 @@ pub struct GiveBack {
 pub struct Report {
     /// Sleeps and backoffs that are over.
     pub woken: usize,
-    /// How late each of them was found to be over, in milliseconds.
+    /// Waits that ended without a signal.
+    pub waits_over: usize,
+    /// How late each of these was found to be over, in milliseconds.
     pub late_ms: Vec<u64>,
     /// Claims lost with their lease.
     pub leases_lost: usize,
@@ -107,6 +110,16 @@ pub fn decide(snapshot: &mut Snapshot, sweep: &Sweep, moment: &Moment) -> Result
                 report.woken += 1;
                 report.late_ms.push(u64::try_from(moment.now.saturating_sub(until)).unwrap_or(0));
             }
+            // What it could have taken it has: a signal that it waits for is taken when it is accepted.
+            (State::Waiting { wait, .. }, _) => match wait.timeout {
+                Some(timeout) if timeout.at <= moment.now => {
+                    let event = Event::WaitTimedOut { signals: wait.signals, next: timeout.then };
+                    snapshot.append(&key, event, None, moment.now)?;
+                    report.waits_over += 1;
+                    report.late_ms.push(u64::try_from(moment.now.saturating_sub(timeout.at)).unwrap_or(0));
+                }
+                _ => report.skipped += 1,
+            },
             (State::Running { visit, .. }, Some(claim)) if claim.lease_until <= moment.now => {
                 let code = FailureCode::trusted("lease_lost");
                 let reason = format!("no sign of {} for {} ms", claim.worker.label, claim.lease_ms);

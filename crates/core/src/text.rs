@@ -126,6 +126,14 @@ text! {
     FailureCode, "invalid_code", name_bytes_max
 }
 text! {
+    /// The name of a signal that a workflow waits for.
+    SignalName, "invalid_signal", name_bytes_max
+}
+text! {
+    /// The caller's name for one signal to one workflow.
+    SignalId, "invalid_id", id_bytes_max
+}
+text! {
     /// A label of a workflow that lists can filter by.
     Tag, "invalid_tag", name_bytes_max
 }

@@ -3,14 +3,14 @@
 //! The log is read once, event by event, so that a log of ten million events needs no memory. What the log cannot
 //! tell (lease end, raw token, progress) is not compared; the token is, by its digest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::event::Event;
 use crate::head::Head;
 use crate::json::Json;
 use crate::options::Options;
 use crate::state::State;
-use crate::text::{Key, Name, WorkflowKey};
+use crate::text::{Key, Name, SignalId, SignalName, WorkflowKey};
 
 /// Re-derives one workflow from its log.
 #[derive(Debug)]
@@ -23,6 +23,10 @@ pub struct Rebuilt {
     created_at: i64,
     updated_at: i64,
     variables: BTreeMap<Key, (Json, u64)>,
+    /// Signals that waits took, by the event that says so.
+    received: BTreeMap<u64, (SignalName, SignalId)>,
+    /// Names of signals that lie in the inbox.
+    pending: BTreeSet<SignalName>,
     faults: Vec<Fault>,
 }
 
@@ -49,6 +53,8 @@ impl Rebuilt {
             created_at: 0,
             updated_at: i64::MIN,
             variables: BTreeMap::new(),
+            received: BTreeMap::new(),
+            pending: BTreeSet::new(),
             faults: Vec::new(),
         }
     }
@@ -80,11 +86,25 @@ impl Rebuilt {
             self.options = Some(options.clone());
             self.created_at = at;
         }
-        for write in event.writes().into_iter().flat_map(|writes| writes.iter()) {
+        if let Event::SignalReceived { name, signal_id, .. } = event {
+            self.received.insert(seq, (name.clone(), signal_id.clone()));
+        }
+        for write in event.writes().iter().flat_map(|writes| writes.iter()) {
             match &write.value {
                 Some(value) => self.variables.insert(write.key.clone(), (value.clone(), seq)),
                 None => self.variables.remove(&write.key),
             };
+        }
+    }
+
+    /// Takes one signal of the stored inbox: `taken` is the event that took it.
+    pub fn signal(&mut self, name: &SignalName, id: &SignalId, taken: Option<u64>) {
+        match taken {
+            None => drop(self.pending.insert(name.clone())),
+            Some(seq) if self.received.remove(&seq).as_ref() == Some(&(name.clone(), id.clone())) => {}
+            Some(seq) => {
+                self.fault("signal_not_received", format!("signal {name:?}, which seq {seq} shall have taken"));
+            }
         }
     }
 
@@ -102,6 +122,14 @@ impl Rebuilt {
         let missing: Vec<Key> = self.variables.keys().cloned().collect();
         for key in missing {
             self.fault("variable_missing", format!("scratchpad key {key:?}"));
+        }
+        for (seq, (name, _)) in std::mem::take(&mut self.received) {
+            self.fault("signal_missing", format!("signal {name:?} of seq {seq}"));
+        }
+        if let Some(State::Waiting { wait, .. }) = &self.state
+            && let Some(name) = wait.signals.iter().find(|name| self.pending.contains(*name))
+        {
+            self.fault("signal_not_taken", format!("it waits for {name:?}, which lies in its inbox"));
         }
         let Some(state) = self.state.clone() else {
             self.fault("no_log", "there is a head without a log".to_owned());

@@ -1,9 +1,10 @@
 //! Why: what keeps a workflow from running at this moment, told by the predicates that claims and sweeps go by.
 
 use crate::claim::Announced;
+use crate::event::Timeout;
 use crate::head::Head;
 use crate::state::{State, Status};
-use crate::text::{FailureCode, Step};
+use crate::text::{FailureCode, SignalName, Step};
 
 /// What a workflow waits for, or who runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,15 @@ pub enum Why {
         step: Step,
         /// When.
         until: i64,
+    },
+    /// It waits for a signal.
+    Waiting {
+        /// Any of these.
+        signals: Vec<SignalName>,
+        /// What will run with it.
+        step: Step,
+        /// When it waits no longer, and what runs then.
+        timeout: Option<Timeout>,
     },
     /// Its step failed and is tried again.
     Backoff {
@@ -65,6 +75,7 @@ impl Why {
         match self {
             Self::Running { .. } => "running",
             Self::Sleeping { .. } => "sleeping",
+            Self::Waiting { .. } => "waiting",
             Self::Backoff { .. } => "backoff",
             Self::Ready { .. } => "ready",
             Self::Blocked { .. } => "blocked",
@@ -94,6 +105,9 @@ pub fn why(head: &Head, announced: Option<&Announced>, now: i64) -> Why {
         }
         State::Sleeping { visit, until } => Why::Sleeping { step: visit.step, until },
         State::Backoff { visit, until } => Why::Backoff { step: visit.step, attempt: visit.attempt, until },
+        State::Waiting { visit, wait } => {
+            Why::Waiting { signals: wait.signals, step: visit.step, timeout: wait.timeout }
+        }
         State::Ready { visit, since } => match announced {
             Some(announced) if !announced.knows(&head.name, &visit.step) => Why::Blocked { step: visit.step, since },
             _ => Why::Ready { step: visit.step, since },
@@ -112,7 +126,7 @@ mod tests {
 
     use super::*;
     use crate::claim::Steps;
-    use crate::event::{Cause, TokenDigest};
+    use crate::event::{Cause, TokenDigest, Wait};
     use crate::head::{Claim, Token, WorkerRef};
     use crate::options::Options;
     use crate::state::Visit;
@@ -154,6 +168,10 @@ mod tests {
     fn each_state_has_its_reason() {
         let visit = || Visit { step: Step::trusted("pay"), visit: 3, attempt: 2, delivery: 4 };
         let step = || Step::trusted("pay");
+        let wait = || {
+            let timeout = Some(Timeout { at: 5, then: Step::trusted("remind") });
+            Wait { signals: vec![SignalName::trusted("paid")], then: step(), timeout }
+        };
         let digest = TokenDigest([0; 16]);
         let ended = |status, code| Why::Ended { status, code };
         for (state, now, expected) in [
@@ -167,6 +185,11 @@ mod tests {
             (State::Backoff { visit: visit(), until: 5 }, 4, Why::Backoff { step: step(), attempt: 2, until: 5 }),
             (State::Backoff { visit: visit(), until: 5 }, 6, Why::Ready { step: step(), since: 5 }),
             (State::Ready { visit: visit(), since: 7 }, 9, Why::Ready { step: step(), since: 7 }),
+            (
+                State::Waiting { visit: visit(), wait: wait() },
+                9,
+                Why::Waiting { signals: wait().signals, step: step(), timeout: wait().timeout },
+            ),
             (State::Completed, 9, ended(Status::Completed, None)),
             (State::Cancelled, 9, ended(Status::Cancelled, None)),
             (

@@ -376,6 +376,7 @@ fn workflow(command: &Command) -> Option<&WorkflowKey> {
         Command::Complete(complete) => Some(&complete.held.key),
         Command::Fail(fail) => Some(&fail.held.key),
         Command::Cancel(cancel) => Some(&cancel.key),
+        Command::Signal(send) => Some(&send.key),
         Command::Heartbeat(request) => match &request.beats[..] {
             [beat] => Some(&beat.held.key),
             _ => None,
@@ -387,7 +388,9 @@ fn workflow(command: &Command) -> Option<&WorkflowKey> {
 /// True for a command that waits for the row of a workflow that is there; the others pass over rows that are held.
 fn waits_for_a_row(command: &Command) -> bool {
     match command {
-        Command::Complete(_) | Command::Fail(_) | Command::Cancel(_) | Command::Heartbeat(_) => true,
+        Command::Complete(_) | Command::Fail(_) | Command::Cancel(_) | Command::Signal(_) | Command::Heartbeat(_) => {
+            true
+        }
         Command::Start(_) | Command::Claim(_) | Command::Sweep(_) | Command::GiveBack(_) => false,
     }
 }

@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use steadfast_core::claim::Granted;
-use steadfast_core::event::Writes;
+use steadfast_core::event::{LastSignal, Writes, last_signal_key, signal_key};
 use steadfast_core::json::Json;
 use steadfast_core::limits::Limits;
-use steadfast_core::text::Key;
+use steadfast_core::text::{Key, SignalName};
 use steadfast_store::Reader;
 use tokio::sync::{Semaphore, watch};
 
@@ -172,6 +172,20 @@ impl Ctx {
         Ok(value)
     }
 
+    /// The signal that this step was waited for with; `None` in a step that did not wait, or whose wait timed out.
+    ///
+    /// # Errors
+    /// [`Failure`] when it cannot be read.
+    pub async fn signal(&self) -> Result<Option<Signalled>, Failure> {
+        let Some(last) = self.json(last_signal_key().as_str()).await? else { return Ok(None) };
+        let last: LastSignal = typed("the last signal", &last)?;
+        if last.visit != self.inner.granted.visit {
+            return Ok(None);
+        }
+        let payload = self.json(signal_key(&last.name).as_str()).await?.unwrap_or_else(Json::null);
+        Ok(Some(Signalled { name: last.name.to_string(), id: last.signal_id.to_string(), payload }))
+    }
+
     /// Sets a variable. It is saved when the step commits, and vanishes when the attempt fails.
     ///
     /// # Errors
@@ -250,6 +264,27 @@ impl Ctx {
     /// What this attempt has set so far, and what it has seen.
     pub(crate) fn take(&self) -> (Writes, Seen) {
         (std::mem::take(&mut *lock(&self.inner.writes)), std::mem::take(&mut *lock(&self.inner.seen)))
+    }
+}
+
+/// A signal as the step sees it that was waited for with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signalled {
+    /// Its name.
+    pub name: String,
+    /// What its sender called it.
+    pub id: String,
+    /// What it carries, as it was sent.
+    pub payload: Json,
+}
+
+impl Signalled {
+    /// What it carries.
+    ///
+    /// # Errors
+    /// [`Failure`], terminal, when it does not have this form.
+    pub fn payload<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        typed(&signal_key(&SignalName::trusted(self.name.as_str())).to_string(), &self.payload)
     }
 }
 

@@ -27,6 +27,7 @@ pub struct Continuation(pub(crate) Decision);
 #[derive(Debug, Clone)]
 pub(crate) enum Decision {
     Step { step: String, when: When },
+    Wait { signals: Vec<String>, then: String, timeout: Option<(When, String)> },
     Done(Result<Json, Failure>),
     Fail(Failure),
 }
@@ -34,6 +35,30 @@ pub(crate) enum Decision {
 /// Runs the step `name` next.
 pub fn step(name: impl Into<String>) -> Continuation {
     Continuation(Decision::Step { step: name.into(), when: When::Now })
+}
+
+/// Waits durably for a signal of this name, also one that came before: say with `then` which step runs with it.
+pub fn wait_for(signal: impl Into<String>) -> Waiting {
+    wait_for_any([signal])
+}
+
+/// Waits durably for the first signal of any of these names: say with `then` which step runs with it.
+pub fn wait_for_any<S: Into<String>>(signals: impl IntoIterator<Item = S>) -> Waiting {
+    Waiting { signals: signals.into_iter().map(Into::into).collect() }
+}
+
+/// A wait that lacks its step.
+#[derive(Debug, Clone)]
+#[must_use = "a wait is none until `then` says which step runs with the signal"]
+pub struct Waiting {
+    signals: Vec<String>,
+}
+
+impl Waiting {
+    /// The step that runs with the signal, which it reads with [`Ctx::signal`].
+    pub fn then(self, step: impl Into<String>) -> Continuation {
+        Continuation(Decision::Wait { signals: self.signals, then: step.into(), timeout: None })
+    }
 }
 
 /// Completes the workflow with `result`.
@@ -66,12 +91,39 @@ impl Continuation {
     fn when(self, when: When) -> Self {
         Self(match self.0 {
             Decision::Step { step, .. } => Decision::Step { step, when },
+            Decision::Wait { .. } => invalid("a wait has no time of its own: give it one with timeout(..)"),
             Decision::Done(_) | Decision::Fail(_) => {
-                let problem = "an end cannot wait: return step(..).after(..) and end there";
-                Decision::Fail(Failure::terminal("invalid_continuation", problem))
+                invalid("an end cannot wait: return step(..).after(..) and end there")
             }
         })
     }
+
+    /// Runs `step` instead when no signal has come `duration` after the commit.
+    ///
+    /// On anything but a wait it has no meaning and fails the attempt for good.
+    #[must_use]
+    pub fn timeout(self, duration: std::time::Duration, step: impl Into<String>) -> Self {
+        self.unless(When::After(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)), step.into())
+    }
+
+    /// Runs `step` instead when no signal has come by `at` (milliseconds since the epoch, by the store's clock).
+    ///
+    /// On anything but a wait it has no meaning and fails the attempt for good.
+    #[must_use]
+    pub fn timeout_at(self, at: i64, step: impl Into<String>) -> Self {
+        self.unless(When::At(at), step.into())
+    }
+
+    fn unless(self, when: When, step: String) -> Self {
+        Self(match self.0 {
+            Decision::Wait { signals, then, .. } => Decision::Wait { signals, then, timeout: Some((when, step)) },
+            _ => invalid("only a wait can time out: return wait_for(..).then(..).timeout(..)"),
+        })
+    }
+}
+
+fn invalid(problem: &str) -> Decision {
+    Decision::Fail(Failure::terminal("invalid_continuation", problem))
 }
 
 /// Why an attempt failed.

@@ -20,9 +20,10 @@ use steadfast_core::json::Json;
 use steadfast_core::limits::{Invalid, Limits};
 use steadfast_core::options::{Options, StartOptions};
 use steadfast_core::retry::RetryPolicy;
+use steadfast_core::signal;
 use steadfast_core::snapshot::Hints;
 use steadfast_core::sweep::{GiveBack, Report, Sweep};
-use steadfast_core::text::{Key, Name, Namespace, Step, Tag, WorkflowId, WorkflowKey};
+use steadfast_core::text::{Key, Name, Namespace, SignalId, SignalName, Step, Tag, WorkflowId, WorkflowKey};
 use steadfast_core::why::{self, Why};
 use steadfast_store::clock::Clock;
 use steadfast_store::postgres::{self, PostgresStore};
@@ -1015,6 +1016,55 @@ impl Request {
     }
 }
 
+/// A message to a workflow, before it is checked.
+#[derive(Debug, Clone)]
+pub struct Signal {
+    /// Its name, which waits go by.
+    pub name: String,
+    /// What to call it among the signals of its workflow; a new UUIDv7 when absent.
+    pub id: Option<String>,
+    /// What it carries.
+    pub payload: Result<Json, Invalid>,
+}
+
+impl Signal {
+    /// A signal that carries null.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), id: None, payload: Ok(Json::null()) }
+    }
+
+    /// Gives it an id: the same signal with the same id is accepted once, however often it is sent.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Sets what it carries.
+    #[must_use]
+    pub fn payload<T: Serialize + ?Sized>(mut self, payload: &T) -> Self {
+        self.payload =
+            Json::from_serialize(payload).map_err(|error| Invalid::new(error.code(), "payload", error.to_string()));
+        self
+    }
+
+    /// Sets what it carries to a JSON text that was checked.
+    #[must_use]
+    pub fn payload_json(mut self, payload: Json) -> Self {
+        self.payload = Ok(payload);
+        self
+    }
+}
+
+/// What a signal was answered: it is accepted for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sent {
+    /// What it is called.
+    pub id: SignalId,
+    /// True when the same signal had been accepted before.
+    pub replay: bool,
+}
+
 /// A start on its way: give it an id or options, then await it.
 #[derive(Debug)]
 #[must_use = "a start is sent when it is awaited"]
@@ -1148,6 +1198,14 @@ impl Handle {
                 () = inner.grace_over() => return Err(Error::Closed),
             }
         }
+    }
+
+    /// Sends the workflow a signal.
+    ///
+    /// # Errors
+    /// As [`Engine::signal`].
+    pub async fn signal(&self, signal: Signal) -> Result<Sent, Error> {
+        self.engine.signal(self.id(), signal).await
     }
 
     /// Cancels the workflow.
@@ -1312,6 +1370,38 @@ impl Engine {
                 Ok(outcome)
             }
             _ => Err(Error::Internal("a cancel was answered as something else".to_owned())),
+        }
+    }
+
+    /// Sends a workflow a signal. It waits in the workflow's inbox until a step waits for one of its name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::SignalConflict`], [`Error::WorkflowFinished`], [`Error::UnknownWorkflow`],
+    /// [`Error::Overloaded`], [`Error::SignalUnknown`], [`Error::Store`], [`Error::Closed`].
+    pub async fn signal(&self, id: &str, signal: Signal) -> Result<Sent, Error> {
+        let (key, inner) = (self.key(id)?, self.inner());
+        let Signal { name, id: signal_id, payload } = signal;
+        let name = SignalName::parse_as("name", &name, &inner.limits)?;
+        let signal_id = match signal_id {
+            Some(id) => SignalId::parse_as("signal_id", &id, &inner.limits)?,
+            None => SignalId::trusted(uuid::Uuid::now_v7().to_string()),
+        };
+        let asked = signal::Asked { key: key.clone(), name, id: signal_id.clone(), payload: payload? };
+        let send = asked.check(&inner.fingerprint_key, &inner.limits)?;
+        let id = key.id;
+        match inner.committer.begin(Command::Signal(Box::new(send))).await {
+            Ok(Outcome::Signal(outcome)) => match outcome {
+                signal::Outcome::Accepted { .. } => Ok(Sent { id: signal_id, replay: false }),
+                signal::Outcome::Replay { .. } => Ok(Sent { id: signal_id, replay: true }),
+                signal::Outcome::IdentityConflict { accepted_at } => {
+                    Err(Error::SignalConflict { id, signal_id, accepted_at })
+                }
+                signal::Outcome::Finished { status } => Err(Error::WorkflowFinished { id, status }),
+                signal::Outcome::Unknown => Err(Error::UnknownWorkflow { id }),
+            },
+            Ok(_) => Err(Error::Internal("a signal was answered as something else".to_owned())),
+            Err(Error::OutcomeUnknown { .. }) => Err(Error::SignalUnknown { id, signal_id }),
+            Err(error) => Err(error),
         }
     }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use steadfast_core::limits::Invalid;
-use steadfast_core::text::WorkflowId;
+use steadfast_core::state::Status;
+use steadfast_core::text::{SignalId, WorkflowId};
 use steadfast_store::StoreError;
 
 /// Why a call did not do what was asked.
@@ -21,6 +22,32 @@ pub enum Error {
         id: WorkflowId,
         /// When the other request was accepted, in milliseconds since the epoch.
         admitted_at: i64,
+    },
+    /// The signal's id was used before for another signal to the same workflow; nothing was written.
+    #[error("workflow {id} was sent signal {signal_id} before with other content; give this one an id of its own")]
+    SignalConflict {
+        /// The workflow.
+        id: WorkflowId,
+        /// The signal's id.
+        signal_id: SignalId,
+        /// When the other one was accepted, in milliseconds since the epoch.
+        accepted_at: i64,
+    },
+    /// The workflow has ended and takes no signals; nothing was written.
+    #[error("workflow {id} has ended ({status}) and takes no signals", status = .status.label())]
+    WorkflowFinished {
+        /// The workflow.
+        id: WorkflowId,
+        /// How it ended.
+        status: Status,
+    },
+    /// The commit of a signal failed in a way that leaves open whether it happened.
+    #[error("whether the signal was accepted is not known; send it to {id} again as {signal_id} to learn it")]
+    SignalUnknown {
+        /// The workflow.
+        id: WorkflowId,
+        /// The signal's id.
+        signal_id: SignalId,
     },
     /// There is no such workflow.
     #[error("there is no workflow {id}")]
@@ -78,10 +105,11 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Invalid(invalid) => invalid.code,
-            Self::IdentityConflict { .. } => "identity_conflict",
+            Self::IdentityConflict { .. } | Self::SignalConflict { .. } => "identity_conflict",
+            Self::WorkflowFinished { .. } => "workflow_finished",
             Self::UnknownWorkflow { .. } => "unknown_workflow",
             Self::Overloaded { .. } => "overloaded",
-            Self::OutcomeUnknown { .. } => "outcome_unknown",
+            Self::OutcomeUnknown { .. } | Self::SignalUnknown { .. } => "outcome_unknown",
             Self::Store(error) => error.code(),
             Self::Closed => "shut_down",
             Self::WorkflowFailed { .. } => "workflow_failed",

@@ -71,9 +71,12 @@ fn page(command: &mut Command) -> Option<&mut usize> {
         Command::Claim(request) => Some(&mut request.n),
         Command::Sweep(sweep) => Some(&mut sweep.limit),
         Command::GiveBack(give_back) => Some(&mut give_back.limit),
-        Command::Start(_) | Command::Complete(_) | Command::Fail(_) | Command::Heartbeat(_) | Command::Cancel(_) => {
-            None
-        }
+        Command::Start(_)
+        | Command::Complete(_)
+        | Command::Fail(_)
+        | Command::Heartbeat(_)
+        | Command::Cancel(_)
+        | Command::Signal(_) => None,
     }
 }
 

@@ -45,9 +45,11 @@ pub mod testkit;
 mod worker;
 
 pub use committer::Bounds;
-pub use context::Ctx;
-pub use definition::{Continuation, Definition, Failure, StepResult, done, fail, step};
-pub use engine::{Accepted, Builder, Drained, End, Engine, Handle, Request, StartCall};
+pub use context::{Ctx, Signalled};
+pub use definition::{
+    Continuation, Definition, Failure, StepResult, Waiting, done, fail, step, wait_for, wait_for_any,
+};
+pub use engine::{Accepted, Builder, Drained, End, Engine, Handle, Request, Sent, Signal, StartCall};
 pub use error::Error;
 
 pub use steadfast_core as core;

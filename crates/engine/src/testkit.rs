@@ -45,7 +45,7 @@ use steadfast_store::{Logged, Store, Variable};
 
 use crate::context::Seen;
 use crate::definition::Definition;
-use crate::engine::{End, Engine, Guard, Inner, Request};
+use crate::engine::{End, Engine, Guard, Inner, Request, Sent, Signal};
 use crate::error::Error;
 use crate::worker;
 
@@ -246,6 +246,14 @@ impl TestKit {
     /// [`Error::UnknownWorkflow`].
     pub async fn head(&self, id: &str) -> Result<Head, Error> {
         self.engine.head(id).await
+    }
+
+    /// Sends the workflow a signal.
+    ///
+    /// # Errors
+    /// As [`Engine::signal`].
+    pub async fn signal(&self, id: &str, signal: Signal) -> Result<Sent, Error> {
+        self.engine.signal(id, signal).await
     }
 
     /// Cancels the workflow.

@@ -16,11 +16,11 @@ use futures_util::FutureExt;
 use steadfast_core::claim::{Granted, Held, Request, Steps, Terms};
 use steadfast_core::command::{Command, Outcome};
 use steadfast_core::commit::{self, Complete, Fail, FailKind};
-use steadfast_core::event::Writes;
+use steadfast_core::event::{SIGNAL_PREFIX, Writes};
 use steadfast_core::heartbeat::{self, Beat};
 use steadfast_core::json::Json;
 use steadfast_core::limits::cut;
-use steadfast_core::text::{FailureCode, Step, WorkflowKey};
+use steadfast_core::text::{FailureCode, SignalName, Step, WorkflowKey};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 
@@ -211,6 +211,8 @@ async fn attempt(
         for write in writes.iter() {
             seen.insert(write.key.clone(), write.value.clone());
         }
+        // The commit may have taken a signal.
+        seen.retain(|key, _| !key.as_str().starts_with(SIGNAL_PREFIX));
         let bytes: usize = seen.values().flatten().map(Json::len).sum();
         if bytes > SEEN_BYTES_MAX || seen.len() > SEEN_KEYS_MAX {
             seen.clear();
@@ -327,6 +329,11 @@ fn judge(engine: &Arc<Inner>, granted: &Granted, writes: Writes, ended: Ended) -
             Decision::Fail(error) | Decision::Done(Err(error)) => return failure(error),
             Decision::Done(Ok(result)) => commit::Continuation::Done(result),
             Decision::Step { step, when } => commit::Continuation::Step { step: Step::trusted(step), when },
+            Decision::Wait { signals, then, timeout } => commit::Continuation::Wait {
+                signals: signals.into_iter().map(SignalName::trusted).collect(),
+                then: Step::trusted(then),
+                timeout: timeout.map(|(when, step)| (when, Step::trusted(step))),
+            },
         },
     };
     if let Err(invalid) = commit::check(&writes, &continuation, engine.clock.now(), &engine.limits) {

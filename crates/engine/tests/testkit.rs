@@ -9,7 +9,8 @@ use steadfast::core::state::Status;
 use steadfast::store::faults::Fault;
 use steadfast::testkit::{CrashPoint, TestKit};
 use steadfast::{
-    Cancelled, Ctx, Definition, End, Error, Failure, Limits, Request, RetryPolicy, StepResult, done, fail, step,
+    Cancelled, Ctx, Definition, End, Error, Failure, Limits, Request, RetryPolicy, Signal, StepResult, done, fail,
+    step, wait_for,
 };
 
 fn steady() -> RetryPolicy {
@@ -359,5 +360,41 @@ async fn json_comes_back_byte_for_byte() -> Result<(), Error> {
     let End::Completed(result) = kit.end(&id).await? else { panic!("it failed") };
     assert_eq!(result.as_str(), text);
     assert!(kit.variables(&id)?.iter().all(|variable| variable.value.as_str() == text));
+    kit.verify()
+}
+
+#[tokio::test]
+async fn signals_and_their_timeouts_are_told_by_a_test() -> Result<(), Error> {
+    async fn approval(ctx: Ctx) -> StepResult {
+        Ok(match ctx.step() {
+            "start" => wait_for("approve").then("approved").timeout(Duration::from_secs(30 * 86_400), "remind"),
+            "remind" => wait_for("approve").then("approved"),
+            _ => {
+                if ctx.attempt() == 1 {
+                    return Err(Failure::retryable("busy", "once more"));
+                }
+                done(ctx.signal().await?.map(|signal| signal.payload::<String>()).transpose()?)
+            }
+        })
+    }
+    let mut kit = TestKit::new([Definition::new("approval", approval).retry(steady())])?;
+    let id = kit.start("approval", &()).await?;
+    kit.step().await?;
+    assert_eq!(kit.head(&id).await?.status(), Status::Waiting);
+    kit.restart(true).await?;
+    kit.advance(Duration::from_secs(30 * 86_400)).await?;
+    kit.step().await?;
+    assert!(kit.step().await?.is_none(), "it waits without an end");
+    let stuck = kit.end(&id).await.unwrap_err();
+    assert!(stuck.to_string().contains("waits for nothing that could end it"), "{stuck}");
+    kit.signal(&id, Signal::new("approve").payload("by hand")).await?;
+    kit.crash(CrashPoint::BeforeCommit).await?;
+    // Every attempt of the step sees it.
+    assert_eq!(kit.result::<Option<String>>(&id).await?.as_deref(), Some("by hand"));
+    assert_eq!(
+        kit.timeline(&id)?,
+        "workflow_created step_started step_completed wait_timed_out step_started step_completed signal_received \
+         step_started step_failed step_started step_failed step_started step_completed workflow_completed"
+    );
     kit.verify()
 }

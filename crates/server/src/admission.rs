@@ -7,12 +7,11 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use uuid::Uuid;
 
 use crate::problem::Problem;
-use crate::server::{App, json};
+use crate::server::{self, App};
 use crate::{body, decode, wire};
 
 /// `POST /v1/workflows`
@@ -29,13 +28,7 @@ pub(crate) async fn start(State(app): State<Arc<App>>, request: Request) -> Resu
             engine.start_request(asked).await
         })
         .await?;
-    let status = if accepted.replay { StatusCode::OK } else { StatusCode::CREATED };
-    let mut response = json(status, &wire::Started::of(&accepted))?;
-    if accepted.replay {
-        let name = HeaderName::from_static("idempotent-replay");
-        response.headers_mut().insert(name, HeaderValue::from_static("true"));
-    }
-    Ok(response)
+    server::accepted(accepted.replay, &wire::Started::of(&accepted))
 }
 
 /// The id of a request, which gets one if it has none.

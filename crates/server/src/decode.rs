@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use steadfast::core::event::Writes;
 use steadfast::core::json::JsonError;
 use steadfast::core::text::{Key, Tag};
-use steadfast::{Invalid, Json, Limits, Request, RetryPolicy, StartOptions};
+use steadfast::{Invalid, Json, Limits, Request, RetryPolicy, Signal, StartOptions};
 
 use crate::problem::Problem;
 
@@ -34,6 +34,18 @@ pub(crate) fn start(bytes: &[u8], limits: &Limits, variables_max: usize) -> Resu
         None => StartOptions::default(),
     };
     Ok(Request { name, id, input: Ok(input), writes: Ok(writes), options })
+}
+
+/// A signal.
+pub(crate) fn signal(bytes: &[u8], limits: &Limits) -> Result<Signal, Problem> {
+    let mut body = Object::read(checked(bytes)?, "", &["name", "signal_id", "payload"])?;
+    let Some(name) = body.text("name")? else { return Err(Problem::request("name", "is missing; name the signal")) };
+    let id = body.text("signal_id")?;
+    let payload = match body.take("payload") {
+        Some(payload) => json("payload", payload.get(), limits)?,
+        None => Json::null(),
+    };
+    Ok(Signal { name, id, payload: Ok(payload) })
 }
 
 /// What a cancel says about itself.

@@ -33,6 +33,7 @@ mod bulk;
 mod control;
 mod look;
 mod outcome;
+mod signals;
 
 mod health;
 mod telemetry;

@@ -19,11 +19,11 @@ use crate::wire::{self, Entry, Events, Scratchpad, Value, Workflow, Workflows};
 const PAGE: u64 = 50;
 const PAGE_MAX: u64 = 500;
 /// A page ends once it holds so many bytes of user values: 500 events of 4 MiB would be no answer.
-const PAGE_BYTES: usize = 4 << 20;
+pub(crate) const PAGE_BYTES: usize = 4 << 20;
 /// How many items of unknown size are loaded together.
-const CHUNK: usize = 16;
+pub(crate) const CHUNK: usize = 16;
 
-fn limit(params: &mut Params) -> Result<usize, Problem> {
+pub(crate) fn limit(params: &mut Params) -> Result<usize, Problem> {
     params.number("limit", 1..=PAGE_MAX, PAGE).map(|limit| limit as usize)
 }
 

@@ -49,6 +49,7 @@ pub const TABLE: &[Row] = &[
     row("invalid_json", 400, Class::RefusedFinal, "The text is not JSON as it is accepted here"),
     row("json_too_deep", 400, Class::RefusedFinal, "The JSON value is nested too deep"),
     row("invalid_id", 400, Class::RefusedFinal, "The id is empty, too long or not printable"),
+    row("invalid_signal", 400, Class::RefusedFinal, "The name of the signal is not one"),
     row("invalid_name", 400, Class::RefusedFinal, "The name is empty, too long or not printable"),
     row("invalid_step", 400, Class::RefusedFinal, "The step is empty, too long or not printable"),
     row("invalid_key", 400, Class::RefusedFinal, "The key is reserved, empty, too long or not printable"),
@@ -74,6 +75,7 @@ pub const TABLE: &[Row] = &[
     row("unknown_workflow", 404, Class::RefusedFinal, "There is no such workflow"),
     row("unknown_key", 404, Class::RefusedFinal, "The scratchpad has no such key"),
     row("identity_conflict", 409, Class::Conflict, "The id was used for another request"),
+    row("workflow_finished", 409, Class::Conflict, "The workflow has ended"),
     row("workflow_failed", 409, Class::Conflict, "The workflow failed"),
     row("workflow_cancelled", 409, Class::Conflict, "The workflow was cancelled"),
     // Not now.
@@ -246,6 +248,16 @@ impl From<Error> for Problem {
                 let detail = "the id was used before for another request; give this one an id of its own";
                 Self::new(code, detail).id(id.as_str())
             }
+            Error::SignalConflict { signal_id, .. } => {
+                let detail =
+                    "the id was used before for another signal to this workflow; give this one an id of its own";
+                Self::new(code, detail).id(signal_id.as_str())
+            }
+            Error::SignalUnknown { signal_id, .. } => Self::unknown_outcome(signal_id.as_str()),
+            Error::WorkflowFinished { id, status } => {
+                let detail = format!("the workflow has ended ({}) and takes no signals", status.label());
+                Self::new(code, detail).id(id.as_str())
+            }
             Error::UnknownWorkflow { id } => Self::new(code, "there is no workflow of this id").id(id.as_str()),
             Error::Overloaded { retry_after_ms } => {
                 let detail = "more requests wait than are taken; nothing was written, try again later";
@@ -280,7 +292,8 @@ mod tests {
     use std::sync::Arc;
 
     use steadfast::core::event::DecodeError;
-    use steadfast::core::text::{Namespace, WorkflowId, WorkflowKey};
+    use steadfast::core::state::Status;
+    use steadfast::core::text::{Namespace, SignalId, WorkflowId, WorkflowKey};
     use steadfast::store::StoreError;
 
     use super::*;
@@ -295,6 +308,9 @@ mod tests {
         let every = vec![
             Error::Invalid(Invalid::new("invalid_id", "id", "is empty")),
             Error::IdentityConflict { id: id(), admitted_at: 0 },
+            Error::SignalConflict { id: id(), signal_id: SignalId::trusted("s"), accepted_at: 0 },
+            Error::SignalUnknown { id: id(), signal_id: SignalId::trusted("s") },
+            Error::WorkflowFinished { id: id(), status: Status::Completed },
             Error::UnknownWorkflow { id: id() },
             Error::Overloaded { retry_after_ms: 1_001 },
             Error::OutcomeUnknown { id: Some(id()) },
@@ -310,6 +326,9 @@ mod tests {
             match error {
                 Error::Invalid(_)
                 | Error::IdentityConflict { .. }
+                | Error::SignalConflict { .. }
+                | Error::SignalUnknown { .. }
+                | Error::WorkflowFinished { .. }
                 | Error::UnknownWorkflow { .. }
                 | Error::Overloaded { .. }
                 | Error::OutcomeUnknown { .. }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -35,7 +35,7 @@ use crate::connection::{Activity, Answer, Guarded};
 use crate::options::Options;
 use crate::problem::Problem;
 use crate::telemetry::Telemetry;
-use crate::{admission, bulk, control, gate, health, look, outcome, telemetry};
+use crate::{admission, bulk, control, gate, health, look, outcome, signals, telemetry};
 
 /// Refusals under way at once; further connections are closed without a word.
 const REFUSALS_MAX: usize = 64;
@@ -341,6 +341,7 @@ fn router(app: &Arc<App>) -> Router {
         .route("/v1/workflows/{id}/scratchpad/{key}", get(look::variable))
         .route("/v1/workflows/{id}/result", get(outcome::result))
         .route("/v1/workflows/{id}/why", get(look::why))
+        .route("/v1/workflows/{id}/signals", post(signals::send).get(signals::pending))
         .route("/v1/workflows/{id}/cancel", post(control::cancel))
         .route("/healthz", get(health::alive))
         .route("/readyz", get(health::ready))
@@ -387,8 +388,19 @@ async fn edge(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     response
 }
 
+/// The answer to what is accepted once: new, or accepted before.
+pub(crate) fn accepted(replay: bool, body: &impl serde::Serialize) -> Result<Response, Problem> {
+    if !replay {
+        return json(StatusCode::CREATED, body);
+    }
+    let mut response = json(StatusCode::OK, body)?;
+    let name = HeaderName::from_static("idempotent-replay");
+    response.headers_mut().insert(name, HeaderValue::from_static("true"));
+    Ok(response)
+}
+
 /// An answer with a JSON body.
-pub(crate) fn json(status: axum::http::StatusCode, body: &impl serde::Serialize) -> Result<Response, Problem> {
+pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Result<Response, Problem> {
     // Only a stored text that was damaged does not serialize.
     let bytes = serde_json::to_vec(body).map_err(|_| Problem::internal())?;
     let mut response = (status, Body::from(bytes)).into_response();
@@ -400,7 +412,6 @@ pub(crate) fn json(status: axum::http::StatusCode, body: &impl serde::Serialize)
 mod tests {
     use std::sync::Mutex;
 
-    use axum::http::StatusCode;
     use http_body_util::BodyExt;
     use steadfast::store::memory::MemoryStore;
 

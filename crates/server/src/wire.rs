@@ -5,8 +5,9 @@
 use serde::Serialize;
 use steadfast::core::event::Event;
 use steadfast::core::head::Head;
+use steadfast::core::signal;
 use steadfast::core::state::State;
-use steadfast::core::text::Step;
+use steadfast::core::text::{SignalName, Step};
 use steadfast::store::{Cursor, Logged, Variable};
 use steadfast::{Accepted, Engine, Json, Why};
 
@@ -87,6 +88,9 @@ pub(crate) struct Workflow {
     seq: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     due: Option<i64>,
+    /// The signals that it waits for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    waits_for: Vec<String>,
     priority: i32,
     tags: Vec<String>,
     created_at: i64,
@@ -112,9 +116,10 @@ struct Claim {
 impl Workflow {
     pub(crate) fn of(head: Head, end: End, engine: &Engine) -> Self {
         let visit = head.visit();
-        let due = match head.state {
-            State::Sleeping { until, .. } | State::Backoff { until, .. } => Some(until),
-            _ => None,
+        let (due, waits_for) = match &head.state {
+            State::Sleeping { until, .. } | State::Backoff { until, .. } => (Some(*until), Vec::new()),
+            State::Waiting { wait, .. } => (wait.timeout.as_ref().map(|timeout| timeout.at), names(&wait.signals)),
+            _ => (None, Vec::new()),
         };
         Self {
             id: head.key.id.as_str().to_owned(),
@@ -126,6 +131,7 @@ impl Workflow {
             delivery: visit.map(|visit| visit.delivery),
             seq: head.seq,
             due,
+            waits_for,
             priority: head.options.priority,
             tags: head.options.tags.iter().map(|tag| tag.as_str().to_owned()).collect(),
             created_at: head.created_at,
@@ -149,6 +155,10 @@ pub(crate) struct Reason<'a> {
     why: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     step: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    signals: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_timeout: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,6 +182,12 @@ impl<'a> Reason<'a> {
                 Self { worker: Some(worker), since: Some(since), until: Some(until), ..at(step) }
             }
             Why::Sleeping { step, until } => Self { until: Some(until), ..at(step) },
+            Why::Waiting { signals, step, timeout } => Self {
+                signals: names(&signals),
+                until: timeout.as_ref().map(|timeout| timeout.at),
+                on_timeout: timeout.map(|timeout| timeout.then.as_str().to_owned()),
+                ..at(step)
+            },
             Why::Backoff { step, attempt, until } => Self { attempt: Some(attempt), until: Some(until), ..at(step) },
             Why::Ready { step, since } | Why::Blocked { step, since } => Self { since: Some(since), ..at(step) },
             Why::Ended { status, code } => Self {
@@ -183,6 +199,42 @@ impl<'a> Reason<'a> {
             },
         }
     }
+}
+
+fn names(signals: &[SignalName]) -> Vec<String> {
+    signals.iter().map(|name| name.as_str().to_owned()).collect()
+}
+
+/// What a signal is answered.
+#[derive(Debug, Serialize)]
+pub(crate) struct Sent<'a> {
+    pub(crate) signal_id: &'a str,
+    pub(crate) replay: bool,
+}
+
+/// A signal that no wait has taken yet.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pending {
+    number: u64,
+    name: String,
+    signal_id: String,
+    payload: Json,
+    accepted_at: i64,
+}
+
+impl Pending {
+    pub(crate) fn of(pending: signal::Pending) -> Self {
+        let signal::Pending { number, name, id, payload, accepted_at } = pending;
+        let (name, signal_id) = (name.as_str().to_owned(), id.as_str().to_owned());
+        Self { number, name, signal_id, payload, accepted_at }
+    }
+}
+
+/// A page of an inbox, in the order of acceptance.
+#[derive(Debug, Serialize)]
+pub(crate) struct Signals {
+    pub(crate) signals: Vec<Pending>,
+    pub(crate) next: Option<u64>,
 }
 
 /// A page of workflows, newest first.

@@ -20,6 +20,7 @@ mod control;
 mod faults;
 mod heartbeat;
 mod reading;
+mod signals;
 mod sweep;
 
 use std::fmt;
@@ -227,6 +228,22 @@ scenarios! { ($)
         a_beat_without_a_claim_is_lost
         progress_is_kept_until_the_next
         it_does_not_move_the_step_timeout
+    }
+    signals {
+        a_signal_wakes_who_waits_for_it
+        a_signal_before_the_wait_is_there_when_it_begins
+        of_several_names_the_first_accepted_counts
+        many_signals_of_a_name_are_taken_in_their_order
+        signals_and_waits_of_one_batch
+        a_repeated_signal_is_a_replay
+        a_finished_workflow_takes_no_signal_and_keeps_those_it_had
+        a_wait_may_have_a_timeout
+        a_signal_that_comes_late_but_before_the_sweep_wins
+        a_wait_that_has_everything_at_once
+        a_repeated_wait_is_already_committed
+        cancel_ends_a_wait
+        waits_survive_reopening_and_restores
+        a_signal_of_unknown_outcome
     }
     control {
         cancel_in_every_live_state

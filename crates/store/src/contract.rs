@@ -10,6 +10,7 @@ use steadfast_core::event::{DecodeError, Event};
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
+use steadfast_core::signal::Pending;
 use steadfast_core::snapshot::{Admission, Handle, Snapshot, Wants};
 use steadfast_core::state::Status;
 use steadfast_core::sweep::Boots;
@@ -430,6 +431,12 @@ pub trait Reader: Send + Sync {
     /// # Errors
     /// [`StoreError`] when the look fails.
     fn variables(&self, key: &WorkflowKey, after: Option<&Key>, limit: usize) -> Result<Vec<Variable>, StoreError>;
+
+    /// Up to `limit` signals that no wait has taken yet, in the order of acceptance, from behind number `after` on.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the look fails.
+    fn signals(&self, key: &WorkflowKey, after: u64, limit: usize) -> Result<Vec<Pending>, StoreError>;
 
     /// A page of workflows, newest first, before `before`.
     ///

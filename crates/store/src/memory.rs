@@ -12,8 +12,11 @@ use steadfast_core::event::Event;
 use steadfast_core::fingerprint::FingerprintKey;
 use steadfast_core::head::{Head, Placed, Wake};
 use steadfast_core::json::Json;
-use steadfast_core::snapshot::{Admission, ChangedHead, ChangedVariable, ClaimCursor, Snapshot, Wants};
-use steadfast_core::text::{Key, Namespace, WorkflowKey};
+use steadfast_core::signal::{Pending, Receipt};
+use steadfast_core::snapshot::{
+    Admission, ChangedHead, ChangedVariable, ClaimCursor, NewSignal, PENDING_PAGE, Snapshot, TakenSignal, Wants,
+};
+use steadfast_core::text::{Key, Namespace, SignalId, SignalName, WorkflowKey};
 use steadfast_core::verify::{Fault, Rebuilt};
 
 use crate::clock::Clock;
@@ -48,6 +51,7 @@ struct Tables {
     numbers: BTreeMap<i64, WorkflowKey>,
     events: BTreeMap<WorkflowKey, Vec<(i64, Event)>>,
     scratchpad: BTreeMap<WorkflowKey, BTreeMap<Key, (Json, u64)>>,
+    signals: BTreeMap<WorkflowKey, Vec<Signal>>,
     calls: BTreeMap<(Namespace, CallId), Call>,
     /// In the order of their first receipt, which numbers them.
     namespaces: Vec<Namespace>,
@@ -55,6 +59,32 @@ struct Tables {
     ready: BTreeSet<(i64, i64)>,
     /// Kind, time, number of the namespace and number, likewise.
     timed: BTreeSet<(Wake, i64, usize, i64)>,
+}
+
+/// A row of an inbox: its payload is there until it is taken.
+#[derive(Debug)]
+struct Signal {
+    name: SignalName,
+    id: SignalId,
+    receipt: Receipt,
+    payload: Option<Json>,
+    taken: Option<u64>,
+}
+
+impl Tables {
+    /// The signals of an inbox that no wait has taken, from behind number `after` on.
+    fn pending(&self, key: &WorkflowKey, after: u64) -> impl Iterator<Item = Pending> {
+        let inbox = (1..).zip(self.signals.get(key).into_iter().flatten());
+        inbox.filter(move |(number, signal)| *number > after && signal.taken.is_none()).map(|(number, signal)| {
+            Pending {
+                number,
+                name: signal.name.clone(),
+                id: signal.id.clone(),
+                payload: signal.payload.clone().expect("it was not taken"),
+                accepted_at: signal.receipt.accepted_at,
+            }
+        })
+    }
 }
 
 impl MemoryStore {
@@ -208,6 +238,15 @@ impl Writer for MemoryWriter {
             let event = log.and_then(|log| log.get(usize::try_from(*seq).ok()?)).map(|(_, event)| event.clone());
             snapshot.load_event(key.clone(), *seq, event);
         }
+        for (key, id) in &wants.signals {
+            let inbox = tables.signals.get(key).map_or(&[][..], Vec::as_slice);
+            let receipt = inbox.iter().find(|signal| signal.id == *id).map(|signal| signal.receipt.clone());
+            snapshot.load_signal(key.clone(), id.clone(), receipt, inbox.len() as u64);
+        }
+        for ((key, name), after) in &wants.pending {
+            let pending = tables.pending(key, *after).filter(|pending| pending.name == *name);
+            snapshot.load_pending(key.clone(), name.clone(), pending.take(PENDING_PAGE).collect());
+        }
         for call in &wants.calls {
             let (namespace, id) = call.clone();
             snapshot.load_call(namespace, id, tables.calls.get(call).cloned());
@@ -241,6 +280,11 @@ impl Writer for MemoryWriter {
                 return Saved::NotCommitted(StoreError::Injected("an event exists already at that position"));
             }
             *next += 1;
+        }
+        for new in snapshot.new_signals() {
+            if tables.signals.get(&new.workflow).into_iter().flatten().any(|signal| signal.id == new.signal.id) {
+                return Saved::NotCommitted(StoreError::Injected("a signal exists already"));
+            }
         }
         for admission in snapshot.new_admissions() {
             tables.admissions.insert(admission.key.clone(), admission.clone());
@@ -276,6 +320,19 @@ impl Writer for MemoryWriter {
                 Some(value) => variables.insert(key.clone(), (value.clone(), seq)),
                 None => variables.remove(key),
             };
+        }
+        for NewSignal { workflow, signal, fingerprint, taken, .. } in snapshot.new_signals() {
+            let Pending { number, name, id, payload, accepted_at } = signal.clone();
+            let inbox = tables.signals.entry(workflow.clone()).or_default();
+            assert_eq!(number, inbox.len() as u64 + 1, "inboxes have no gaps");
+            let receipt = Receipt { fingerprint: *fingerprint, accepted_at };
+            inbox.push(Signal { name, id, receipt, payload: taken.is_none().then_some(payload), taken: *taken });
+        }
+        for TakenSignal { workflow, number, seq, .. } in snapshot.taken_signals() {
+            let inbox = tables.signals.get_mut(workflow).expect("it was loaded");
+            let signal = &mut inbox[usize::try_from(*number - 1).expect("inboxes are small")];
+            assert!(signal.taken.is_none(), "a signal is taken once");
+            (signal.payload, signal.taken) = (None, Some(*seq));
         }
         for call in snapshot.new_calls() {
             tables.calls.retain(|_, old| old.at >= call.at - CALL_AGE_MS);
@@ -328,6 +385,10 @@ impl Reader for MemoryStore {
         Ok(page.map(|(key, (value, seq))| Variable { key: key.clone(), value: value.clone(), seq: *seq }).collect())
     }
 
+    fn signals(&self, key: &WorkflowKey, after: u64, limit: usize) -> Result<Vec<Pending>, StoreError> {
+        Ok(self.tables().pending(key, after).take(limit).collect())
+    }
+
     fn list(&self, filter: &Filter, before: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         let tables = self.tables();
         let mut items = Vec::new();
@@ -367,6 +428,9 @@ impl Reader for MemoryStore {
             }
             for (name, (value, seq)) in tables.scratchpad.get(key).into_iter().flatten() {
                 rebuilt.variable(name, value, *seq);
+            }
+            for signal in tables.signals.get(key).into_iter().flatten() {
+                rebuilt.signal(&signal.name, &signal.id, signal.taken);
             }
             let head = tables.heads.get(key).map(|(_, head)| head);
             rebuilt.finish(head).into_iter().for_each(|fault| verified.fault(fault));

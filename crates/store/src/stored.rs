@@ -43,6 +43,7 @@ pub(crate) struct Stored<'a> {
     pub lease_until: Option<i64>,
     pub step_deadline: Option<i64>,
     pub progress: Option<&'a str>,
+    pub wait: Option<std::borrow::Cow<'a, str>>,
 }
 
 /// How the two clocks are numbered.
@@ -99,6 +100,12 @@ impl<'a> Stored<'a> {
             lease_until: claim.map(|claim| claim.lease_until),
             step_deadline: claim.map(|claim| claim.step_deadline),
             progress: claim.and_then(|claim| claim.progress.as_ref()).map(Json::as_str),
+            wait: match &head.state {
+                State::Waiting { wait, .. } => {
+                    Some(serde_json::to_string(wait).expect("strings and integers serialize").into())
+                }
+                _ => None,
+            },
         }
     }
 
@@ -133,6 +140,12 @@ impl<'a> Stored<'a> {
                     }
                     Status::Sleeping => State::Sleeping { visit, until: self.due(Wake::Timer)? },
                     Status::Backoff => State::Backoff { visit, until: self.due(Wake::Timer)? },
+                    Status::Waiting => {
+                        let wait = there(self.wait.as_deref(), "wait")?;
+                        let wait = serde_json::from_str(wait)
+                            .map_err(|error| format!("its wait cannot be read (column {})", error.column()))?;
+                        State::Waiting { visit, wait }
+                    }
                     _ => {
                         let open = self.claim()?;
                         let token_digest = open.token.digest();

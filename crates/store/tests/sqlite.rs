@@ -75,6 +75,11 @@ fn every_hot_statement_uses_its_index() {
         ("DUE", "SEARCH heads USING INDEX heads_timed (wake=? AND due<?)"),
         ("OPEN", "SEARCH heads USING INDEX heads_timed (wake=? AND (due,namespace,workflow)>(?,?,?))"),
         ("CALL", "SEARCH claim_calls USING PRIMARY KEY (namespace=? AND request=?)"),
+        ("SIGNAL", "SEARCH signals USING INDEX signals_by_id (namespace=? AND workflow=? AND id=?)"),
+        ("LAST_SIGNAL", "SEARCH signals USING PRIMARY KEY (namespace=? AND workflow=?)"),
+        ("PENDING", "SEARCH signals USING INDEX signals_pending (namespace=? AND workflow=? AND name=? AND number>?)"),
+        ("INSERT_SIGNAL", ""),
+        ("TAKE_SIGNAL", "SEARCH signals USING PRIMARY KEY (namespace=? AND workflow=? AND number=?)"),
         ("INSERT_ADMISSION", ""),
         ("INSERT_EVENT", ""),
         ("INSERT_HEAD", ""),
@@ -100,6 +105,7 @@ fn every_look_uses_its_index() {
         ("LOG", "SEARCH events USING INDEX sqlite_autoindex_events_1 (namespace=? AND workflow=? AND seq>?)"),
         ("VARIABLE", "SEARCH scratchpad USING PRIMARY KEY (namespace=? AND workflow=? AND key=?)"),
         ("PAD", "SEARCH scratchpad USING PRIMARY KEY (namespace=? AND workflow=? AND key>?)"),
+        ("INBOX", "SEARCH signals USING INDEX signals_inbox (namespace=? AND workflow=? AND number>?)"),
         ("NEXT_DUE", "SEARCH heads USING COVERING INDEX heads_timed (wake=? AND due>?)"),
         ("LIST", "SEARCH heads USING PRIMARY KEY (namespace=? AND workflow<?)"),
         ("LIST of a name", "SEARCH heads USING INDEX heads_by_name (namespace=? AND name=? AND workflow<?)"),
@@ -394,6 +400,11 @@ fn verify_finds_planted_damage() {
         fail failed@1 boom final      committed failed
         start slept claim=a           started slept@1:start
         complete slept@1 to pay after=1m            committed sleeping
+        start waits claim=a           started waits@1:start
+        signal waits other as=o       accepted
+        signal waits paid as=p        accepted
+        complete waits@1 wait paid ship next=a      committed running waits@4:ship
+        complete waits@4 wait paid ship timeout=1m remind   committed waiting
         ",
     );
     let of =
@@ -435,6 +446,16 @@ fn verify_finds_planted_damage() {
         (of("done", "update scratchpad set seq = 0 where $ and key = 'n'"), "variable_differs"),
         (of("done", "delete from scratchpad where $ and key = 'n'"), "variable_missing"),
         (of("done", "update scratchpad set key = 'm' where $ and key = 'n'"), "variable_unknown_to_log"),
+        (of("waits", "update heads set wait = replace(wait, 'remind', 'other') where $"), "head_differs"),
+        (of("waits", "update heads set wait = '{' where $"), "head_unreadable"),
+        (of("waits", "update heads set due = due + 1 where $"), "head_unreadable"),
+        (of("waits", "update signals set seq = null, payload = '1' where $ and id = 'p'"), "signal_missing"),
+        (of("waits", "update signals set seq = 2 where $ and id = 'p'"), "signal_not_received"),
+        (of("waits", "update signals set id = 'q' where $ and id = 'p'"), "signal_not_received"),
+        (of("waits", "delete from signals where $ and id = 'p'"), "signal_missing"),
+        (of("waits", "update signals set name = 'paid' where $ and id = 'o'"), "signal_not_taken"),
+        (of("waits", "update scratchpad set value = '8' where $ and key = 'signal:paid'"), "variable_differs"),
+        ("update signals set workflow = 99".to_owned(), "signal_without_head"),
         ("insert into scratchpad values (1, 99, 'x', '1', 0)".to_owned(), "variable_without_head"),
         ("insert into events values (1, 99, 1, 'workflow_created', 1, 1, '{}')".to_owned(), "log_without_beginning"),
         ("delete from admissions where id = 'done'".to_owned(), "head_without_receipt"),
@@ -442,7 +463,7 @@ fn verify_finds_planted_damage() {
         ("update admissions set workflow = 99 where id = 'done'".to_owned(), "head_without_receipt"),
     ];
     let sound = SqliteReader::open(&path).expect("it opens").verify(&mut |_| {}).expect("it is read");
-    assert_eq!((sound.workflows, sound.fault_count), (5, 0), "{:?}", sound.faults);
+    assert_eq!((sound.workflows, sound.fault_count), (6, 0), "{:?}", sound.faults);
     for (n, (damage, code)) in damages.into_iter().enumerate() {
         let copy = folder.path().join(format!("{n}.db"));
         std::fs::copy(&path, &copy).expect("a copy");

@@ -42,6 +42,7 @@ pub const JOBS: &[Job] = &[
     job("refused", 4, refused),
     job("bulk", 6, bulk),
     job("wait", 8, wait),
+    Job { check: check_signals, ..job("signal", 12, signal) },
     Job { check: check_cancels, ..job("cancel", 8, cancel) },
     Job { check: check_cancels, ..job("race", 8, race) },
 ];
@@ -239,6 +240,59 @@ fn wait(caller: &mut Caller, n: u64) -> Running<'_> {
         }
         caller.ledger.contradiction(format!("{id}: its result is never there"));
     })
+}
+
+/// A workflow that takes signals, each sent to any node until it is accepted, and now and then once more.
+fn signal(caller: &mut Caller, n: u64) -> Running<'_> {
+    Box::pin(async move {
+        let (id, signals) = (caller.fresh_id(), 1 + n % 5);
+        if !caller.start(&id, &Asked::new("tally", json!({"signals": signals}))).await {
+            return;
+        }
+        let path = format!("/v1/workflows/{id}/signals");
+        for number in 0..signals {
+            if (n >> number).is_multiple_of(3) {
+                tokio::time::sleep(Duration::from_millis(n % 40)).await;
+            }
+            let signal = format!("{id}-{number}");
+            let body = json!({"name": "tick", "signal_id": signal, "payload": number});
+            let Some((told, doubt)) = caller.ask(Method::POST, &path, Some(&body)).await else {
+                return caller.ledger.contradiction(format!("{signal}: it is never answered"));
+            };
+            if !told.is_success() || told.replay && !doubt {
+                return caller.ledger.contradiction(format!("{signal}: it was answered {told:?}"));
+            }
+            caller.ledger.signalled(&id, signal.clone());
+            if (n >> number).is_multiple_of(4) {
+                match caller.ask(Method::POST, &path, Some(&body)).await {
+                    Some((told, _)) if told.status == 200 && told.replay => count(&caller.ledger.tally.replays),
+                    other => caller.ledger.contradiction(format!("{signal}: its repetition was answered {other:?}")),
+                }
+            }
+        }
+    })
+}
+
+/// What was accepted was taken, once and in its order.
+fn check_signals(ledger: &Ledger, found: &Found, verdict: &mut Verdict) {
+    for (id, start) in ledger.starts().iter().filter(|(_, start)| start.asked.name == "tally") {
+        let Some(head) = found.head(id) else { continue };
+        let received = found.log(head.workflow).iter().filter(|event| event.kind == "signal_received");
+        let received: Vec<&str> = received.filter_map(|event| event.payload["signal_id"].as_str()).collect();
+        for signal in &start.signals {
+            match received.iter().filter(|taken| *taken == signal).count() {
+                0 => verdict.lost(id, format!("signal {signal} was accepted, and is not taken")),
+                1 => {}
+                n => verdict.doubled(id, format!("signal {signal} was taken {n} times")),
+            }
+        }
+        if let Some(ghost) = received.iter().find(|taken| !start.signals.iter().any(|signal| signal == *taken)) {
+            verdict.ghost(id, format!("signal {ghost} was taken, and not accepted"));
+        }
+        if !received.is_sorted() {
+            verdict.wrong(id, format!("its signals were taken as {received:?}"));
+        }
+    }
 }
 
 async fn ask_to_cancel(caller: &mut Caller, id: &str) {

@@ -45,6 +45,7 @@ impl Asked {
             "flaky" => completes(1, n("failures")),
             "sleeper" => completes(n("times") + 1, 0),
             "flight" => completes(3, 0),
+            "tally" => completes(n("signals") + 1, 0),
             other => panic!("nobody has said how {other} ends"),
         }
     }
@@ -86,6 +87,8 @@ pub struct Start {
     pub asked: Asked,
     pub standing: Standing,
     pub cancel: Option<Cancel>,
+    /// The signals that were accepted for it, in their order.
+    pub signals: Vec<String>,
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +108,8 @@ pub struct Tally {
     pub replays: AtomicUsize,
     pub conflicts: AtomicUsize,
     pub cancels: AtomicUsize,
+    /// Signals that were accepted.
+    pub signals: AtomicUsize,
     /// Attempts whose outcome the caller could not know.
     pub unknown: AtomicUsize,
     /// Attempts that were refused for the time being.
@@ -124,7 +129,7 @@ impl Ledger {
 
     /// Before it is sent for the first time.
     pub fn sent(&self, id: &str, asked: &Asked) {
-        let start = Start { asked: asked.clone(), standing: Standing::Open, cancel: None };
+        let start = Start { asked: asked.clone(), standing: Standing::Open, cancel: None, signals: Vec::new() };
         self.starts().entry(id.to_owned()).or_insert(start);
     }
 
@@ -134,6 +139,11 @@ impl Ledger {
 
     pub fn cancel(&self, id: &str, cancel: Cancel) {
         self.starts().get_mut(id).expect("it was sent").cancel = Some(cancel);
+    }
+
+    pub fn signalled(&self, id: &str, signal: String) {
+        self.starts().get_mut(id).expect("it was sent").signals.push(signal);
+        count(&self.tally.signals);
     }
 
     pub fn contradiction(&self, what: String) {

@@ -10,6 +10,10 @@ use crate::site::Site;
 const VICTIM: &str =
     "(select min(workflow) from steadfast.heads where name = 'hello' and status = 'completed' and seq >= 6)";
 
+/// One that has taken several signals.
+const SIGNALLED: &str =
+    "(select min(workflow) from steadfast.heads where name = 'tally' and status = 'completed' and seq >= 9)";
+
 /// An id of which the callers know this.
 fn id(ledger: &Ledger, is: impl Fn(&Start) -> bool) -> String {
     let starts = ledger.starts();
@@ -140,6 +144,14 @@ fn what_is_damaged_by_hand_is_found() {
                      where workflow = (select workflow from victim)",
             ),
             "stuck wrong",
+        ),
+        // A signal is taken in the place of another.
+        (
+            format!(
+                "update steadfast.events set payload = replace(payload, '-1\"', '-0\"')
+                 where type = 'signal_received' and workflow = {SIGNALLED}"
+            ),
+            "lost doubled",
         ),
         // A step is missing; the order of the log is broken.
         (of_victim("delete from steadfast.events where workflow = VICTIM and seq in (3, 4)"), "wrong"),

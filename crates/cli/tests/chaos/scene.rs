@@ -224,7 +224,8 @@ impl Scene {
             None => format!("NOT back to 90 % of {rate:.0}/s after {what}"),
         });
         format!(
-            "chaos {}: {verdict}; {} operations ({accepted} workflows accepted, {} replays, {} conflicts, {} cancels), \
+            "chaos {}: {verdict}; {} operations ({accepted} workflows accepted, {} replays, {} conflicts, {} cancels, \
+             {} signals), \
              {} attempts unknown, {} refused for now; {} events, {} steps redelivered; {} kills, {} cuts, {} restarts, \
              {} connections terminated, {} failovers; {back}; the last workflow ended after {:.1} s; {:.0} s, seed {}",
             self.name,
@@ -232,6 +233,7 @@ impl Scene {
             n(&tally.replays),
             n(&tally.conflicts),
             n(&tally.cancels),
+            n(&tally.signals),
             n(&tally.unknown),
             n(&tally.not_now),
             found.events(),

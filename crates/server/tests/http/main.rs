@@ -8,6 +8,7 @@ mod control;
 mod edges;
 mod limits;
 mod look;
+mod signals;
 mod slow;
 mod stop;
 mod telemetry;

@@ -9,7 +9,7 @@ use steadfast::store::Store;
 use steadfast::store::faults::{Faulty, Plan};
 use steadfast::store::postgres::PostgresStore;
 use steadfast::store::sqlite::SqliteStore;
-use steadfast::{Builder, Ctx, Engine, Json, StepResult, done, fail, step};
+use steadfast::{Builder, Ctx, Engine, Json, StepResult, done, fail, step, wait_for};
 use steadfast_pgtest::Database;
 use steadfast_server::{Options, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -100,6 +100,12 @@ impl Site {
                         Ok(step("later").after(Duration::from_millis(ms)))
                     }
                     _ => Ok(done(())),
+                }
+            })
+            .register("ask", |ctx: Ctx| async move {
+                match ctx.step() {
+                    "start" => Ok(wait_for("word").then("told").timeout(Duration::from_secs(3_600), "untold")),
+                    _ => Ok(done(ctx.signal().await?.map(|signal| signal.payload))),
                 }
             })
             .register("hold", move |ctx: Ctx| {

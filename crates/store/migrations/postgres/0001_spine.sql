@@ -100,6 +100,7 @@ create table {schema}.heads (
     code text,                                          -- why it failed
     options text,                                       -- null: the defaults
     progress text,
+    wait text,                                          -- JSON: for which signals, while waiting
     constraint heads_key primary key (workflow)
 ) with (
     fillfactor = 45,
@@ -158,6 +159,27 @@ create table {schema}.scratchpad (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 1
 );
 
+-- Inboxes: a receipt for each signal, in the order of acceptance, and its payload until a wait has taken it.
+create table {schema}.signals (
+    workflow bigint not null,
+    number bigint not null,                             -- its place in the inbox, from 1
+    accepted_at bigint not null,
+    seq bigint,                                         -- the event that took it
+    namespace integer not null,
+    id text collate "C" not null,
+    name text collate "C" not null,
+    fingerprint bytea not null,
+    payload text,                                       -- null once it was taken: the log has it
+    constraint signals_key primary key (workflow, number)
+) with (
+    fillfactor = 80,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 1
+);
+create unique index signals_by_id on {schema}.signals (workflow, id);
+-- What waits can take, by name; and all of it, in order, by an expression that no look by name can use.
+create index signals_pending on {schema}.signals (workflow, name, number) where seq is null;
+create index signals_inbox on {schema}.signals (workflow, (- number)) where seq is null;
+
 -- What claim calls with a request id were given, so that a call whose answer was lost can be repeated. Deleted by age.
 create table {schema}.claim_calls (
     at bigint not null,
@@ -188,6 +210,12 @@ create view {schema}.workflow_events as
     from {schema}.events e
     join {schema}.heads h on h.workflow = e.workflow
     join {schema}.namespaces n on n.namespace = e.namespace;
+create view {schema}.workflow_signals as
+    select n.name as namespace, h.id as workflow_id, s.number, s.name, s.id as signal_id, s.payload, s.seq,
+        to_timestamp(s.accepted_at / 1000.0) as accepted_at
+    from {schema}.signals s
+    join {schema}.heads h on h.workflow = s.workflow
+    join {schema}.namespaces n on n.namespace = s.namespace;
 create view {schema}.workflow_variables as
     select n.name as namespace, h.id as workflow_id, s.key, s.value, s.seq
     from {schema}.scratchpad s

@@ -78,14 +78,16 @@ create table heads (
     lease_until integer,
     step_deadline integer,
     progress text,
+    wait text,                                          -- JSON: for which signals, while waiting
     primary key (namespace, workflow),
     -- No lists longer than two: SQLite would build one anew at every update.
     check (status = 'ready' or status = 'sleeping' or status = 'running' or status = 'backoff'
-        or status = 'completed' or status = 'failed' or status = 'cancelled'),
+        or status = 'waiting' or status = 'completed' or status = 'failed' or status = 'cancelled'),
     check ((status = 'completed' or status = 'failed' or status = 'cancelled') = (step is null)),
     check ((step is null) = (visit is null) and (step is null) = (attempt is null) and (step is null) = (delivery is null)),
     check ((status = 'ready') = (rank is not null)),
-    check ((status = 'sleeping' or status = 'backoff' or status = 'running') = (due is not null)),
+    check (status = 'waiting' or (status = 'sleeping' or status = 'backoff' or status = 'running') = (due is not null)),
+    check ((status = 'waiting') = (wait is not null)),
     check ((due is null) = (wake is null)),
     check ((status = 'running') = (token is not null)),
     check ((status = 'failed') = (code is not null))
@@ -110,6 +112,25 @@ create table scratchpad (
     primary key (namespace, workflow, key)
 ) strict, without rowid;
 
+-- Inboxes: a receipt for each signal, in the order of acceptance, and its payload until a wait has taken it.
+create table signals (
+    namespace integer not null,
+    workflow integer not null,
+    number integer not null check (number > 0),         -- its place in the inbox
+    id text not null,
+    name text not null,
+    accepted_at integer not null,
+    fingerprint blob not null check (length(fingerprint) = 33),
+    seq integer,                                        -- the event that took it
+    payload text,                                       -- null once it was taken: the log has it
+    primary key (namespace, workflow, number),
+    check ((seq is null) = (payload is not null))
+) strict, without rowid;
+create unique index signals_by_id on signals (namespace, workflow, id);
+-- What waits can take, by name; and all of it, in order.
+create index signals_pending on signals (namespace, workflow, name, number) where seq is null;
+create index signals_inbox on signals (namespace, workflow, number) where seq is null;
+
 -- What claim calls with a request id were given, so that a call whose answer was lost can be repeated.
 -- Deleted by age.
 create table claim_calls (
@@ -128,6 +149,12 @@ create view workflow_events as
     from events e
     join heads h on h.namespace = e.namespace and h.workflow = e.workflow
     join namespaces n on n.namespace = e.namespace;
+create view workflow_signals as
+    select n.name as namespace, h.id as workflow_id, s.number, s.name, s.id as signal_id, s.payload, s.seq,
+           strftime('%Y-%m-%dT%H:%M:%fZ', s.accepted_at / 1000.0, 'unixepoch') as accepted_at
+    from signals s
+    join heads h on h.namespace = s.namespace and h.workflow = s.workflow
+    join namespaces n on n.namespace = s.namespace;
 create view workflow_variables as
     select n.name as namespace, h.id as workflow_id, s.key, s.value, s.seq
     from scratchpad s

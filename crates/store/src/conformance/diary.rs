@@ -46,6 +46,8 @@ pub struct Diary {
     claims: Vec<Held>,
     /// Counts the commands that need randomness; it stands in for it, so that every store sees the same.
     drawn: u64,
+    /// How many signals were sent without a name of their own.
+    signals: u64,
     /// The last batch, for sending it again.
     pub(super) last: Vec<Command>,
     /// Seeds of claims whose outcome nobody heard.
@@ -81,6 +83,7 @@ impl Diary {
             open: None,
             claims: Vec::new(),
             drawn: 0,
+            signals: 0,
             last: Vec::new(),
             orphaned: Vec::new(),
             given_back_to: None,
@@ -274,6 +277,12 @@ impl Diary {
     pub(super) fn draw(&mut self) -> u64 {
         self.drawn += 1;
         self.drawn
+    }
+
+    /// What a signal is called that is given no name.
+    pub(super) fn next_signal(&mut self) -> String {
+        self.signals += 1;
+        format!("s{}", self.signals)
     }
 
     /// Stands in for the random seed of a claim.

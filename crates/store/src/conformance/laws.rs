@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use steadfast_core::event::Event;
+use steadfast_core::event::{Event, Next, Wait};
 use steadfast_core::head::Head;
-use steadfast_core::state::Status;
-use steadfast_core::text::{Key, Namespace, WorkflowKey};
+use steadfast_core::state::{State, Status};
+use steadfast_core::text::{Key, Namespace, SignalId, Step, WorkflowKey};
 
 use super::diary::since;
 use super::verbs::tell_head;
@@ -35,6 +35,9 @@ pub fn dump(reader: &dyn Reader, namespaces: &BTreeSet<Namespace>) -> Result<Str
             for logged in log(reader, &key)? {
                 let Logged { seq, at, event } = logged;
                 let _ = writeln!(text, "{name}@{seq} {} {} {}", since(at), event.kind(), event.payload());
+            }
+            for signal in reader.signals(&key, 0, usize::MAX)? {
+                let _ = writeln!(text, "{name} holds {signal:?}");
             }
             for variable in reader.variables(&key, None, usize::MAX)? {
                 let _ = writeln!(text, "{name}.{} = {} @{}", variable.key, variable.value, variable.seq);
@@ -104,7 +107,7 @@ pub fn laws(reader: &dyn Reader, namespaces: &BTreeSet<Namespace>) -> Result<Vec
 fn folded(log: &[Logged]) -> Vec<(Key, String, u64)> {
     let mut variables: BTreeMap<Key, (String, u64)> = BTreeMap::new();
     for logged in log {
-        for write in logged.event.writes().into_iter().flat_map(|writes| writes.iter()) {
+        for write in logged.event.writes().iter().flat_map(|writes| writes.iter()) {
             match &write.value {
                 Some(value) => variables.insert(write.key.clone(), (value.to_string(), logged.seq)),
                 None => variables.remove(&write.key),
@@ -124,6 +127,8 @@ fn of_log(log: &[Logged], break_law: &mut impl FnMut(String)) {
     }
     let mut next = Visit { attempt: 1, delivery: 1, due: i64::MIN, step: "start".to_owned() };
     let mut open: Option<(String, u32, u32)> = None;
+    let mut waits: Option<&Wait> = None;
+    let mut received: BTreeSet<SignalId> = BTreeSet::new();
     let mut visits = 1;
     let mut last_at = i64::MIN;
     for (expected, Logged { seq, at, event }) in (0u64..).zip(log) {
@@ -154,10 +159,19 @@ fn of_log(log: &[Logged], break_law: &mut impl FnMut(String)) {
                 let of_open = open.take().is_some_and(|open| (open.0.as_str(), open.1) == (step.as_str(), *attempt));
                 law(of_open, "a commit belongs to the open claim");
                 law(then.is_none() == ends_as("workflow_completed"), "what leads nowhere is an end, in one commit");
-                if let Some(then) = then {
-                    visits += 1;
-                    let due = then.run_at.unwrap_or(i64::MIN);
-                    next = Visit { attempt: 1, delivery: 1, due, step: then.step.to_string() };
+                let enter = |due, step: &Step| Visit { attempt: 1, delivery: 1, due, step: step.to_string() };
+                match then {
+                    None => {}
+                    Some(Next::Step { step, run_at }) => {
+                        visits += 1;
+                        next = enter(run_at.unwrap_or(i64::MIN), step);
+                    }
+                    Some(Next::Wait(wait)) => {
+                        visits += 1;
+                        // Nothing runs before something ends the wait.
+                        next = enter(i64::MAX, &wait.then);
+                        waits = Some(wait);
+                    }
                 }
             }
             Event::StepFailed { step, attempt, delivery, retryable, retry_at, counts, .. } => {
@@ -168,6 +182,19 @@ fn of_log(log: &[Logged], break_law: &mut impl FnMut(String)) {
                 next.attempt += u32::from(*counts);
                 next.delivery += 1;
                 next.due = retry_at.unwrap_or(i64::MIN);
+            }
+            Event::SignalReceived { name, signal_id, next: step, .. } => {
+                let wait = waits.take();
+                law(wait.is_some_and(|wait| wait.signals.contains(name)), "only what is waited for is taken");
+                law(step.as_str() == next.step, "the step is the one that waited");
+                law(received.insert(signal_id.clone()), "no signal is taken twice");
+                next.due = *at;
+            }
+            Event::WaitTimedOut { next: step, .. } => {
+                let over = waits.take().and_then(|wait| wait.timeout.as_ref());
+                let in_time = over.is_some_and(|timeout| timeout.at <= *at && timeout.then == *step);
+                law(in_time, "a wait is over no earlier than it said");
+                next = Visit { attempt: 1, delivery: 1, due: *at, step: step.to_string() };
             }
             Event::WorkflowCompleted { .. } | Event::WorkflowFailed { .. } => {
                 law(open.is_none(), "an end by itself leaves no claim open");
@@ -186,7 +213,12 @@ fn of_head(head: &Head, log: &[Logged], break_law: &mut impl FnMut(String)) {
     let status = head.status();
     let placed = head.placed();
     let sources = usize::from(placed.rank.is_some()) + usize::from(placed.due.is_some());
-    law(sources == usize::from(!status.is_terminal()), "what is live has exactly one wake source, what is over none");
+    // A wait without a timeout has its signals alone.
+    let expected = match &head.state {
+        State::Waiting { wait, .. } => usize::from(wait.timeout.is_some()),
+        _ => usize::from(!status.is_terminal()),
+    };
+    law(sources == expected, "what is live has exactly one wake source, what is over none");
     law(head.claim.is_some() == (status == Status::Running), "a claim is open exactly while a step runs");
     law(Some(head.seq + 1) == u64::try_from(log.len()).ok(), "it stands at the end of its log");
     let Some(last) = log.last() else { return law(false, "it has a log") };

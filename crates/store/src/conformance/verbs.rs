@@ -17,8 +17,9 @@ use steadfast_core::json::Json;
 use steadfast_core::limits::Limits;
 use steadfast_core::options::{Options, StartOptions};
 use steadfast_core::retry::RetryPolicy;
+use steadfast_core::signal::{self, Pending};
 use steadfast_core::state::{State, Status};
-use steadfast_core::text::{FailureCode, Key, Name, Step};
+use steadfast_core::text::{FailureCode, Key, Name, SignalId, SignalName, Step};
 use steadfast_core::{admission, control, sweep};
 
 use super::diary::{DAY_ONE, Diary, Words, ms, since};
@@ -80,13 +81,19 @@ const VERBS: &[Verb] = &[
     },
     Verb {
         word: "complete",
-        form: "complete CLAIM (to STEP [at=TIME | after=TIME] [next=WORKER] | done JSON) [$KEY=JSON].. [-$KEY]..",
+        form: "complete CLAIM (to STEP [at=TIME | after=TIME] | wait NAME|NAME STEP [timeout=TIME STEP | until=TIME STEP] | \
+               done JSON) [next=WORKER] [$KEY=JSON].. [-$KEY]..",
         does: Does::Command(complete),
         invent: Some((30, |dice| {
             let held = dice.held();
-            let to = match dice.below(8) {
+            let to = match dice.below(11) {
                 0..5 => format!("to {}", dice.of(&["pay", "ship", "start"])),
                 5..7 => format!("to pay {}", dice.of(&["after=10s", "after=500ms", "at=30s"])),
+                7..10 => {
+                    let names = dice.of(&["paid", "paid", "void", "paid|void", "void|late|paid"]);
+                    let over = dice.of(&["", "", " timeout=3s remind", " timeout=30s ship", " until=10s remind"]);
+                    format!("wait {names} {}{over}", dice.of(&["ship", "pay"]))
+                }
                 _ => format!("done {}", dice.below(2)),
             };
             let writes = dice.of(&["", "", " $user=1", " -$user $old=2", " $old=null -$user", " $user=[1.0]"]);
@@ -124,6 +131,16 @@ const VERBS: &[Verb] = &[
         form: "cancel ID",
         does: Does::Command(cancel),
         invent: Some((5, |dice| format!("cancel {}", dice.id()))),
+    },
+    Verb {
+        word: "signal",
+        form: "signal ID NAME [as=SIGNAL_ID] [payload=JSON]: it is called s1, s2, .. unless it is said otherwise",
+        does: Does::Command(signal),
+        invent: Some((14, |dice| {
+            let (id, name) = (dice.id(), dice.of(&["paid", "paid", "void", "late"]));
+            let called = dice.of(&["", "", "", " as=a", " as=b"]);
+            format!("signal {id} {name}{called} payload={}", dice.of(&[0, 0, 0, 1]))
+        })),
     },
     Verb {
         word: "sweep",
@@ -225,6 +242,7 @@ const VERBS: &[Verb] = &[
     Verb { word: "log", form: "log ID [from=SEQ] [limit=]", does: Does::Deed(log), invent: None },
     Verb { word: "get", form: "get ID KEY", does: Does::Deed(get), invent: None },
     Verb { word: "vars", form: "vars ID [after=KEY] [limit=]", does: Does::Deed(vars), invent: None },
+    Verb { word: "inbox", form: "inbox ID [after=NUMBER] [limit=]", does: Does::Deed(inbox), invent: None },
     Verb { word: "receipt", form: "receipt ID", does: Does::Deed(receipt), invent: None },
     Verb {
         word: "list",
@@ -414,8 +432,17 @@ fn complete(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
                 _ => When::Now,
             },
         },
+        "wait" => Continuation::Wait {
+            signals: words.plain(2).split('|').map(SignalName::trusted).collect(),
+            then: Step::trusted(words.plain(3)),
+            timeout: match (words.ms("until"), words.ms("timeout")) {
+                (Some(at), _) => Some((When::At(DAY_ONE + at), Step::trusted(words.plain(4)))),
+                (_, Some(after)) => Some((When::After(after.unsigned_abs()), Step::trusted(words.plain(4)))),
+                _ => None,
+            },
+        },
         "done" => Continuation::Done(Json::parse(words.plain(2)).map_err(|error| error.code().to_owned())?),
-        other => panic!("a step leads to a step or is done, not {other}"),
+        other => panic!("a step leads to a step, waits or is done, not {other}"),
     };
     let claim_next = words.named("next").map(|worker| {
         let mut terms = terms(diary, worker, words);
@@ -478,6 +505,22 @@ fn cancel(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
     Ok(Command::Cancel(control::Cancel { key, reason: "no longer needed".to_owned(), by: "ops".to_owned() }))
 }
 
+fn signal(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
+    let key = diary.key(words.plain(0));
+    let id = match words.named("as") {
+        Some(id) => id.to_owned(),
+        None => diary.next_signal(),
+    };
+    let asked = signal::Asked {
+        key,
+        name: SignalName::trusted(words.plain(1)),
+        id: SignalId::trusted(id),
+        payload: words.json("payload").unwrap_or_else(Json::null),
+    };
+    let checked = asked.check(&diary.identity().fingerprint_key, &Limits::default());
+    Ok(Command::Signal(Box::new(checked.map_err(|invalid| invalid.code.to_owned())?)))
+}
+
 fn sweep(diary: &mut Diary, words: &Words<'_>) -> Result<Command, String> {
     let limit = words.number("limit").unwrap_or(100);
     Ok(Command::Sweep(sweep::Sweep { limit, jitter: jitter(diary), deliveries_max: deliveries_max(words) }))
@@ -518,6 +561,14 @@ pub(super) fn tell_outcome(outcome: &Outcome) -> String {
         Outcome::Cancel(control::Outcome::Cancelled) => "cancelled".to_owned(),
         Outcome::Cancel(control::Outcome::AlreadyFinished { status }) => format!("already {}", status.label()),
         Outcome::Cancel(control::Outcome::Unknown) => "unknown id".to_owned(),
+        Outcome::Signal(signal::Outcome::Accepted { taken: true }) => "accepted, taken".to_owned(),
+        Outcome::Signal(signal::Outcome::Accepted { taken: false }) => "accepted".to_owned(),
+        Outcome::Signal(signal::Outcome::Replay { accepted_at }) => format!("replay of {}", since(*accepted_at)),
+        Outcome::Signal(signal::Outcome::IdentityConflict { accepted_at }) => {
+            format!("identity_conflict with {}", since(*accepted_at))
+        }
+        Outcome::Signal(signal::Outcome::Finished { status }) => format!("already {}", status.label()),
+        Outcome::Signal(signal::Outcome::Unknown) => "unknown id".to_owned(),
         Outcome::Sweep(report) => tell_report(report),
     }
 }
@@ -548,6 +599,7 @@ fn tell_after(after: &After) -> String {
 fn tell_report(report: &sweep::Report) -> String {
     let counts = [
         ("woken", report.woken),
+        ("waits over", report.waits_over),
         ("leases lost", report.leases_lost),
         ("timed out", report.timed_out),
         ("given back", report.given_back),
@@ -594,6 +646,13 @@ pub(super) fn tell_head(head: &Head) -> String {
         (State::Sleeping { until, .. } | State::Backoff { until, .. }, _) => {
             let _ = write!(text, " until {}", since(*until));
         }
+        (State::Waiting { wait, .. }, _) => {
+            let names: Vec<&str> = wait.signals.iter().map(SignalName::as_str).collect();
+            let _ = write!(text, " for {}", names.join("|"));
+            if let Some(timeout) = &wait.timeout {
+                let _ = write!(text, " until {} else {}", since(timeout.at), timeout.then);
+            }
+        }
         (State::Running { .. }, Some(claim)) => {
             let _ = write!(text, " by {} until {}", claim.worker.label, since(claim.lease_until));
             if let Some(progress) = &claim.progress {
@@ -627,6 +686,7 @@ fn log(diary: &mut Diary, words: &Words<'_>) -> String {
             text
         }
         Event::WorkflowFailed { code, .. } => format!("workflow_failed {code}"),
+        Event::SignalReceived { name, .. } => format!("signal_received {name}"),
         Event::WorkflowCompleted { result } => format!("workflow_completed {result}"),
         event => event.kind().to_owned(),
     };
@@ -652,6 +712,15 @@ fn vars(diary: &mut Diary, words: &Words<'_>) -> String {
     let found = diary.reader().variables(&key, after.as_ref(), limit).expect("the scratchpad is read");
     let told: Vec<String> = found.iter().map(tell_variable).collect();
     if told.is_empty() { "-".to_owned() } else { told.join(" ") }
+}
+
+fn inbox(diary: &mut Diary, words: &Words<'_>) -> String {
+    let key = diary.key(words.plain(0));
+    let (after, limit) = (words.number("after").unwrap_or(0), words.number("limit").unwrap_or(1_000));
+    let found = diary.reader().signals(&key, after, limit).expect("the inbox is read");
+    let tell = |pending: &Pending| format!("{} {} {} {}", pending.number, pending.name, pending.id, pending.payload);
+    let told: Vec<String> = found.iter().map(tell).collect();
+    if told.is_empty() { "-".to_owned() } else { told.join(", ") }
 }
 
 fn receipt(diary: &mut Diary, words: &Words<'_>) -> String {

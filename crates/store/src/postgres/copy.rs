@@ -44,7 +44,7 @@ struct Table {
 
 /// Every table that is copied, in the order in which it is. What is not here belongs to one database: the row of the
 /// store, which is carried over by hand, and the nodes.
-static TABLES: [Table; 6] = [
+static TABLES: [Table; 7] = [
     Table { name: "namespaces", columns: &[("namespace", Type::INT4), ("name", Type::TEXT)] },
     Table {
         name: "admissions",
@@ -99,6 +99,7 @@ static TABLES: [Table; 6] = [
             ("lease_until", Type::INT8),
             ("step_deadline", Type::INT8),
             ("progress", Type::TEXT),
+            ("wait", Type::TEXT),
         ],
     },
     Table {
@@ -109,6 +110,20 @@ static TABLES: [Table; 6] = [
             ("key", Type::TEXT),
             ("value", Type::TEXT),
             ("seq", Type::INT8),
+        ],
+    },
+    Table {
+        name: "signals",
+        columns: &[
+            ("namespace", Type::INT4),
+            ("workflow", Type::INT8),
+            ("number", Type::INT8),
+            ("id", Type::TEXT),
+            ("name", Type::TEXT),
+            ("accepted_at", Type::INT8),
+            ("fingerprint", Type::BYTEA),
+            ("seq", Type::INT8),
+            ("payload", Type::TEXT),
         ],
     },
     Table {
@@ -143,6 +158,8 @@ pub struct Copied {
     pub events: u64,
     /// Variables of their scratchpads.
     pub variables: u64,
+    /// Signals that were accepted.
+    pub signals: u64,
     /// Namespaces.
     pub namespaces: u64,
     /// Remembered claim calls.
@@ -416,9 +433,9 @@ impl Copy {
             let refused = matches!(&source, StoreError::Postgres { error, .. } if error.as_db_error().is_some());
             if refused { CopyError::Store(source) } else { CopyError::Unknown { source } }
         })?;
-        let [namespaces, receipts, events, workflows, variables, claim_calls] = counts;
+        let [namespaces, receipts, events, workflows, variables, signals, claim_calls] = counts;
         let epoch = epoch.unsigned_abs();
-        Ok(Ok(Copied { workflows, receipts, events, variables, namespaces, claim_calls, epoch }))
+        Ok(Ok(Copied { workflows, receipts, events, variables, signals, namespaces, claim_calls, epoch }))
     }
 
     async fn execute(&self, doing: &'static str, text: &str) -> Result<(), CopyError> {
@@ -446,12 +463,13 @@ impl Copy {
                 doing,
                 "lock table {schema}.store, {schema}.nodes, {schema}.namespaces, {schema}.admissions, {schema}.events,
                      {schema}.heads, {schema}.ready, {schema}.timed, {schema}.ended_badly, {schema}.scratchpad,
-                     {schema}.claim_calls in access exclusive mode",
+                     {schema}.signals, {schema}.claim_calls in access exclusive mode",
             )
             .await?;
             self.refuse_nodes().await?;
             let text = "select exists (select from {schema}.admissions) or exists (select from {schema}.events)
-                or exists (select from {schema}.heads) or exists (select from {schema}.scratchpad)";
+                or exists (select from {schema}.heads) or exists (select from {schema}.scratchpad)
+                or exists (select from {schema}.signals)";
             let rows = self.session.client.query_typed(&self.place.text(text), &[]).await.map_err(postgres(doing))?;
             if rows.first().is_none_or(|row| row.get(0)) {
                 return Err(CopyError::NotEmpty { place });
@@ -535,7 +553,7 @@ impl Copy {
                  {past}
                  analyze {{schema}}.namespaces, {{schema}}.admissions, {{schema}}.events, {{schema}}.heads,
                      {{schema}}.ready, {{schema}}.timed, {{schema}}.ended_badly, {{schema}}.scratchpad,
-                     {{schema}}.claim_calls"
+                     {{schema}}.signals, {{schema}}.claim_calls"
             ),
         )
         .await

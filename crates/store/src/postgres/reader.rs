@@ -14,9 +14,10 @@ use steadfast_core::event::Event;
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
+use steadfast_core::signal::Pending;
 use steadfast_core::snapshot::Admission;
 use steadfast_core::state::Status;
-use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::text::{Key, Namespace, SignalId, SignalName, WorkflowId, WorkflowKey};
 use steadfast_core::verify::{Fault, Rebuilt};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
@@ -30,6 +31,7 @@ use super::rows;
 use super::session::{Kind, Purpose, Session, Text, kind, note, postgres};
 use super::statements::{head, unnest};
 use crate::contract::{Cursor, Filter, Listed, Logged, OldestSnapshot, Page, Reader, StoreError, Variable, Verified};
+use crate::stored::signed;
 
 /// How many rows a page of a list looks at before it gives a cursor instead of going on.
 const LOOK_MAX: i64 = 10_000;
@@ -52,6 +54,7 @@ enum L {
     Log,
     Variable,
     Pad,
+    Inbox,
     List,
     ListOfName,
     ListEndedBadly,
@@ -64,13 +67,14 @@ enum L {
 }
 
 /// The names of [`L`], in their order.
-pub(super) const NAMES: [&str; 15] = [
+pub(super) const NAMES: [&str; 16] = [
     "look Head",
     "look Ended",
     "look Admission",
     "look Log",
     "look Variable",
     "look Pad",
+    "look Inbox",
     "look List",
     "look ListOfName",
     "look ListEndedBadly",
@@ -141,7 +145,7 @@ macro_rules! list_in_status {
 }
 
 /// In the order of [`L`].
-pub(super) static LOOKS: [Text; 15] = [
+pub(super) static LOOKS: [Text; 16] = [
     Text {
         text: concat!(
             "select h.* from (",
@@ -202,6 +206,17 @@ pub(super) static LOOKS: [Text; 15] = [
                  where s.workflow = a.workflow and s.key > $3 order by s.key limit $4) s"
         ),
         types: &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
+    },
+    Text {
+        text: concat!(
+            "select s.* from (",
+            receipt!(),
+            ") a cross join lateral (
+                 select s.number, s.name, s.id, s.payload, s.accepted_at from {schema}.signals s
+                 where s.workflow = a.workflow and - s.number < - $3 and s.seq is null
+                 order by - s.number desc limit $4) s"
+        ),
+        types: &[Type::TEXT, Type::TEXT, Type::INT8, Type::INT8],
     },
     Text {
         text: list!("- h.workflow > - $2 and $4::text is null"),
@@ -587,6 +602,22 @@ impl Reader for PostgresReader {
         })
     }
 
+    fn signals(&self, key: &WorkflowKey, after: u64, limit: usize) -> Result<Vec<Pending>, StoreError> {
+        let mut args = names(key);
+        args.push(Box::new(signed(after)));
+        args.push(Box::new(long(limit)));
+        self.rows(L::Inbox, "read an inbox", args, |rows| {
+            let pending = |row: &Row| Pending {
+                number: row.get::<_, i64>(0).unsigned_abs(),
+                name: SignalName::trusted(row.get::<_, String>(1)),
+                id: SignalId::trusted(row.get::<_, String>(2)),
+                payload: Json::trusted(row.get::<_, String>(3)),
+                accepted_at: row.get(4),
+            };
+            Ok(rows.iter().map(pending).collect())
+        })
+    }
+
     fn list(&self, filter: &Filter, before: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         let namespace = filter.namespace.clone();
         let before = before.map_or(i64::MAX, |cursor| cursor.0);
@@ -759,6 +790,22 @@ pub(super) async fn examine(
             }
         }
         variables.end().await?;
+        let mut signals = Walk::new(
+            session,
+            place,
+            "select s.namespace, s.workflow, s.name, s.id, s.seq from {schema}.signals s
+             where s.workflow > $1 and s.workflow <= $2 order by s.workflow, s.number",
+            range,
+        )
+        .await?;
+        for one in &mut page {
+            while let Some(signal) = signals.next_of(one.at).await? {
+                let name = SignalName::trusted(signal.get::<_, String>(2));
+                let id = SignalId::trusted(signal.get::<_, String>(3));
+                one.rebuilt.signal(&name, &id, signal.get::<_, Option<i64>>(4).map(i64::unsigned_abs));
+            }
+        }
+        signals.end().await?;
         for (mut one, row) in page.into_iter().zip(&heads) {
             match rows::head(row, 0, &one.key.namespace) {
                 Ok(head) => one.faults.extend(one.rebuilt.finish(Some(&head))),
@@ -780,6 +827,11 @@ pub(super) async fn examine(
         (
             "variable_without_head",
             "select distinct s.workflow from {schema}.scratchpad s where not exists
+                 (select from {schema}.heads h where h.namespace = s.namespace and h.workflow = s.workflow)",
+        ),
+        (
+            "signal_without_head",
+            "select distinct s.workflow from {schema}.signals s where not exists
                  (select from {schema}.heads h where h.namespace = s.namespace and h.workflow = s.workflow)",
         ),
         (
@@ -844,7 +896,7 @@ impl Rebuilding {
     /// From a head's row, the name of its namespace behind it.
     fn new(row: &Row) -> Result<Self, StoreError> {
         let (_, at) = rows::numbers(row)?;
-        let namespace: Option<String> = row.get(28);
+        let namespace: Option<String> = row.get(29);
         let key = WorkflowKey {
             namespace: Namespace::trusted(namespace.clone().unwrap_or_default()),
             id: WorkflowId::trusted(row.get::<_, String>(2)),

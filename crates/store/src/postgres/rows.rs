@@ -32,7 +32,7 @@ pub(super) fn head(row: &Row, first: usize, namespace: &Namespace) -> Result<Hea
 
 /// Reads which batch wrote a head, likewise.
 pub(super) fn revision(row: &Row, first: usize) -> Result<i64, StoreError> {
-    get(row, first + 28).map_err(|problem| StoreError::Corrupt { what: "head", key: "?".to_owned(), problem })
+    get(row, first + 29).map_err(|problem| StoreError::Corrupt { what: "head", key: "?".to_owned(), problem })
 }
 
 fn columns<'row>(row: &'row Row, first: usize, id: &'row str) -> Result<Stored<'row>, String> {
@@ -67,6 +67,7 @@ fn columns<'row>(row: &'row Row, first: usize, id: &'row str) -> Result<Stored<'
         lease_until: long(25)?,
         step_deadline: long(26)?,
         progress: text(27)?,
+        wait: text(28)?.map(Cow::Borrowed),
     })
 }
 

@@ -132,7 +132,7 @@ pub(super) fn kind(error: &Error) -> Kind {
     if *code == SqlState::UNIQUE_VIOLATION {
         // The keys that two nodes can reach for at the same time, and that of a batch which its writer has given up.
         // Partitions name theirs after the table.
-        let races = ["admissions", "events", "claim_calls", "namespaces", "batches"];
+        let races = ["admissions", "events", "claim_calls", "namespaces", "batches", "signals"];
         let key = db.constraint().unwrap_or_default();
         return if races.iter().any(|table| key.starts_with(table)) { Kind::Raced } else { Kind::Refused };
     }

@@ -23,6 +23,8 @@ pub(super) enum W {
     HeadsAtOnce,
     Admissions,
     Events,
+    Signals,
+    Pending,
     Calls,
     Ready,
     Due,
@@ -40,6 +42,8 @@ pub(super) enum W {
     EndBadly,
     PutVariables,
     DropVariables,
+    InsertSignals,
+    TakeSignals,
     ForgetCalls,
     InsertCalls,
     SameHeads,
@@ -48,13 +52,15 @@ pub(super) enum W {
 }
 
 /// The names of [`W`], in their order.
-pub(super) const NAMES: [&str; 28] = [
+pub(super) const NAMES: [&str; 32] = [
     "Moment",
     "Namespaces",
     "Heads",
     "HeadsAtOnce",
     "Admissions",
     "Events",
+    "Signals",
+    "Pending",
     "Calls",
     "Ready",
     "Due",
@@ -72,6 +78,8 @@ pub(super) const NAMES: [&str; 28] = [
     "EndBadly",
     "PutVariables",
     "DropVariables",
+    "InsertSignals",
+    "TakeSignals",
     "ForgetCalls",
     "InsertCalls",
     "SameHeads",
@@ -84,7 +92,7 @@ macro_rules! head {
     () => {
         "h.namespace, h.workflow, h.id, h.name, h.options, h.priority, h.created_at, h.updated_at, h.seq, h.status,
          h.code, h.step, h.visit, h.attempt, h.delivery, h.rank, h.wake, h.due, h.token, h.epoch, h.worker, h.boot,
-         h.remote, h.started_at, h.lease_ms, h.lease_until, h.step_deadline, h.progress"
+         h.remote, h.started_at, h.lease_ms, h.lease_until, h.step_deadline, h.progress, h.wait"
     };
 }
 pub(super) use head;
@@ -153,7 +161,7 @@ const TEXT: Type = Type::TEXT_ARRAY;
 const BYTES: Type = Type::BYTEA_ARRAY;
 
 /// In the order of [`W`].
-pub(super) static WRITER: [Text; 28] = [
+pub(super) static WRITER: [Text; 32] = [
     // Gives the transaction its number, without which nothing is written; the server's time; the store's epoch;
     // numbers for what this batch or the next ones admit, which are not used again if they do not; and the oldest
     // release that may use the store.
@@ -180,6 +188,31 @@ pub(super) static WRITER: [Text; 28] = [
                    select e.type, e.version, e.payload from {schema}.events e
                    where e.workflow = w.workflow and e.seq = w.seq limit 1) e"),
         types: &[I8, I8],
+    },
+    // Receipts of signals, and the number of the last one of each inbox.
+    Text {
+        text: concat!("select i.namespace, i.id, i.signal, coalesce(l.number, 0), s.fingerprint, s.accepted_at from ",
+               unnest!("$1" "namespace", "$2" "id", "$3" "signal"), " i
+               cross join lateral (
+                   select a.workflow from {schema}.admissions a where a.namespace = i.namespace and a.id = i.id limit 1) a
+               left join lateral (
+                   select s.number from {schema}.signals s where s.workflow = a.workflow
+                   order by s.number desc limit 1) l on true
+               left join lateral (
+                   select s.fingerprint, s.accepted_at from {schema}.signals s
+                   where s.workflow = a.workflow and s.id = i.signal limit 1) s on true"),
+        types: &[I4, TEXT, TEXT],
+    },
+    Text {
+        text: concat!("select i.namespace, i.id, i.name, s.number, s.id, s.payload, s.accepted_at from ",
+               unnest!("$1" "namespace", "$2" "id", "$3" "name", "$4" "after"), " i
+               cross join lateral (
+                   select a.workflow from {schema}.admissions a where a.namespace = i.namespace and a.id = i.id limit 1) a
+               cross join lateral (
+                   select s.number, s.id, s.payload, s.accepted_at from {schema}.signals s
+                   where s.workflow = a.workflow and s.name = i.name and s.number > i.after and s.seq is null
+                   order by s.number limit $5) s"),
+        types: &[I4, TEXT, TEXT, I8, Type::INT8],
     },
     Text {
         text: concat!("select w.namespace, w.request, c.at, c.granted from ", unnest!("$1" "namespace", "$2" "request"), " w
@@ -309,14 +342,14 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "insert into {schema}.heads (workflow, seq, updated_at, status, code, step, visit, attempt, delivery, token,
-                 epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, rank, wake,
+                 epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, wait, rank, wake,
                  due, namespace, id, name, options, priority, created_at, revision)
-             select u.*, $29 from ", unnest!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "rank", "$21" "wake", "$22" "due", "$23" "namespace", "$24" "id", "$25" "name", "$26" "options", "$27" "priority", "$28" "created_at"), " u where ",
+             select u.*, $30 from ", unnest!("$1" "workflow", "$2" "seq", "$3" "updated_at", "$4" "status", "$5" "code", "$6" "step", "$7" "visit", "$8" "attempt", "$9" "delivery", "$10" "token", "$11" "epoch", "$12" "worker", "$13" "boot", "$14" "remote", "$15" "started_at", "$16" "lease_ms", "$17" "lease_until", "$18" "step_deadline", "$19" "progress", "$20" "wait", "$21" "rank", "$22" "wake", "$23" "due", "$24" "namespace", "$25" "id", "$26" "name", "$27" "options", "$28" "priority", "$29" "created_at"), " u where ",
             begun!()
         ),
         types: &[
-            I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8, I4,
-            TEXT, TEXT, TEXT, I4, I8, Type::INT8,
+            I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, TEXT, I8, I2,
+            I8, I4, TEXT, TEXT, TEXT, I4, I8, Type::INT8,
         ],
     },
     // `= any(array[..])` because with `=` heads could also be walked in the order of their key and each of them looked
@@ -324,20 +357,21 @@ pub(super) static WRITER: [Text; 28] = [
     Text {
         text: concat!(
             "with changed as (
-                 update {schema}.heads h set revision = $24, seq = u.seq, updated_at = u.updated_at,
+                 update {schema}.heads h set revision = $25, seq = u.seq, updated_at = u.updated_at,
                      status = u.status, code = u.code, step = u.step, visit = u.visit, attempt = u.attempt,
                      delivery = u.delivery, token = u.token, epoch = u.epoch, worker = u.worker, boot = u.boot,
                      remote = u.remote, started_at = u.started_at, lease_ms = u.lease_ms, lease_until = u.lease_until,
-                     step_deadline = u.step_deadline, progress = u.progress, rank = u.rank, wake = u.wake, due = u.due
-                 from ", unnest!("$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "status", "$6" "code", "$7" "step", "$8" "visit", "$9" "attempt", "$10" "delivery", "$11" "token", "$12" "epoch", "$13" "worker", "$14" "boot", "$15" "remote", "$16" "started_at", "$17" "lease_ms", "$18" "lease_until", "$19" "step_deadline", "$20" "progress", "$21" "rank", "$22" "wake", "$23" "due"), " u
+                     step_deadline = u.step_deadline, progress = u.progress, wait = u.wait, rank = u.rank,
+                     wake = u.wake, due = u.due
+                 from ", unnest!("$1" "workflow", "$2" "revision", "$3" "seq", "$4" "updated_at", "$5" "status", "$6" "code", "$7" "step", "$8" "visit", "$9" "attempt", "$10" "delivery", "$11" "token", "$12" "epoch", "$13" "worker", "$14" "boot", "$15" "remote", "$16" "started_at", "$17" "lease_ms", "$18" "lease_until", "$19" "step_deadline", "$20" "progress", "$21" "wait", "$22" "rank", "$23" "wake", "$24" "due"), " u
                  where h.workflow = any(array[u.workflow]) and h.revision = u.revision and ",
             begun!(),
             " returning 1) ",
             all_of!("$1", "changed")
         ),
         types: &[
-            I8, I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, I8, I2, I8,
-            Type::INT8,
+            I8, I8, I8, I8, TEXT, TEXT, TEXT, I8, I4, I4, BYTES, I8, TEXT, I8, BOOL, I8, I8, I8, I8, TEXT, TEXT, I8, I2,
+            I8, Type::INT8,
         ],
     },
     // The same for those whose worker goes on from step to step: what stays as it is need not be sent.
@@ -423,6 +457,28 @@ pub(super) static WRITER: [Text; 28] = [
         ),
         types: &[I8, TEXT],
     },
+    Text {
+        text: concat!(
+            "insert into {schema}.signals (namespace, workflow, number, id, name, accepted_at, fingerprint, seq, payload)
+             select * from ", unnest!("$1" "namespace", "$2" "workflow", "$3" "number", "$4" "id", "$5" "name", "$6" "accepted_at", "$7" "fingerprint", "$8" "seq", "$9" "payload"), " u where ",
+            begun!()
+        ),
+        types: &[I4, I8, I8, TEXT, TEXT, I8, BYTES, I8, TEXT],
+    },
+    // Without `seq is null`, which would lead to an index of all that is pending.
+    Text {
+        text: concat!(
+            "with taken as (
+                 update {schema}.signals s set seq = u.seq, payload = null from ",
+            unnest!("$1" "workflow", "$2" "number", "$3" "seq"),
+            " u where s.workflow = any(array[u.workflow]) and s.number = u.number
+                     and coalesce(s.seq, -1) = -1 and ",
+            begun!(),
+            " returning 1) ",
+            all_of!("$1", "taken")
+        ),
+        types: &[I8, I8, I8],
+    },
     // Whoever else forgets them at the same time is not waited for.
     Text {
         text: "delete from {schema}.claim_calls c where c.ctid = any(array(
@@ -497,6 +553,8 @@ mod tests {
             W::EndBadly,
             W::PutVariables,
             W::DropVariables,
+            W::InsertSignals,
+            W::TakeSignals,
             W::InsertCalls,
             W::Seal,
         ];

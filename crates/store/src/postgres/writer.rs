@@ -29,9 +29,13 @@ use std::time::{Duration, Instant};
 use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::{Claim, Head, Wake};
-use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
+use steadfast_core::json::Json;
+use steadfast_core::signal::{Pending, Receipt};
+use steadfast_core::snapshot::{
+    Admission, ChangedHead, ClaimCursor, Handle, HeadChange, PENDING_PAGE, Snapshot, Wants,
+};
 use steadfast_core::state::Status;
-use steadfast_core::text::{Namespace, Step, WorkflowId, WorkflowKey};
+use steadfast_core::text::{Namespace, SignalId, SignalName, Step, WorkflowId, WorkflowKey};
 use tokio::runtime::Runtime;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row};
@@ -430,8 +434,10 @@ impl PostgresWriter {
     /// Loads a batch from memory, if that is all it takes: heads that this process wrote last, and starts of ids that are
     /// taken for new.
     fn load_nothing(&mut self, wants: &Wants, snapshot: &mut Snapshot) -> bool {
-        let Wants { admissions, heads, events, calls, ready, due, open } = wants;
-        let others = !(events.is_empty() && calls.is_empty() && ready.is_empty() && due.is_none() && open.is_none());
+        let Wants { admissions, heads, events, signals, pending, calls, ready, due, open } = wants;
+        let inboxes = !(signals.is_empty() && pending.is_empty());
+        let others =
+            inboxes || !(events.is_empty() && calls.is_empty() && ready.is_empty() && due.is_none() && open.is_none());
         if self.batch.is_some() {
             return false;
         }
@@ -494,6 +500,10 @@ impl PostgresWriter {
         let calls: (Vec<i32>, Vec<&str>) = calls.into_iter().unzip();
         let reads = !wants.ready.is_empty() || wants.due.is_some();
         let read = if reads { self.shared.floors.begin() } else { None };
+        let signals = Keyed::of(wants.signals.iter().filter_map(|(key, id)| self.keyed(key, id.as_str(), 0)));
+        let pending = wants.pending.iter();
+        let pending = Keyed::of(pending.filter_map(|((key, name), after)| self.keyed(key, name.as_str(), *after)));
+        let page_of_pending = i64::try_from(PENDING_PAGE).expect("a page is small");
         let ready: Vec<Announcement> =
             wants.ready.iter().map(|(announced, limit)| Announcement::new(self, announced, *limit)).collect();
         let due = wants.due.map(|(now, limit)| (now, self.page(limit), self.shared.floors.timed()));
@@ -511,6 +521,13 @@ impl PostgresWriter {
         }
         if !unknown.0.is_empty() {
             sent.push((W::Admissions, vec![&unknown.0, &unknown.1]));
+        }
+        if !signals.ids.is_empty() {
+            sent.push((W::Signals, vec![&signals.namespaces, &signals.ids, &signals.texts]));
+        }
+        if !pending.ids.is_empty() {
+            let after = &pending.after;
+            sent.push((W::Pending, vec![&pending.namespaces, &pending.ids, &pending.texts, after, &page_of_pending]));
         }
         if !calls.0.is_empty() {
             sent.push((W::Calls, vec![&calls.0, &calls.1]));
@@ -588,6 +605,37 @@ impl PostgresWriter {
         }
         for key in admissions {
             snapshot.load_admission(key.clone(), receipts_found.remove(key));
+        }
+        let mut signals_found: BTreeMap<(WorkflowKey, SignalId), (Option<Receipt>, u64)> = BTreeMap::new();
+        for row in next(W::Signals).into_iter().flatten() {
+            let Some(key) = self.key_of(&row) else { continue };
+            let receipt = match row.get::<_, Option<&[u8]>>(4) {
+                Some(bytes) => Some(Receipt { fingerprint: fingerprint(bytes, &key)?, accepted_at: row.get(5) }),
+                None => None,
+            };
+            let last = row.get::<_, i64>(3).unsigned_abs();
+            signals_found.insert((key, SignalId::trusted(row.get::<_, &str>(2))), (receipt, last));
+        }
+        for (key, id) in &wants.signals {
+            let (receipt, last) = signals_found.remove(&(key.clone(), id.clone())).unwrap_or((None, 0));
+            snapshot.load_signal(key.clone(), id.clone(), receipt, last);
+        }
+        let mut pending_found: BTreeMap<(WorkflowKey, SignalName), Vec<Pending>> = BTreeMap::new();
+        for row in next(W::Pending).into_iter().flatten() {
+            let Some(key) = self.key_of(&row) else { continue };
+            let name = SignalName::trusted(row.get::<_, &str>(2));
+            pending_found.entry((key, name.clone())).or_default().push(Pending {
+                number: row.get::<_, i64>(3).unsigned_abs(),
+                name,
+                id: SignalId::trusted(row.get::<_, &str>(4)),
+                payload: Json::trusted(row.get::<_, &str>(5)),
+                accepted_at: row.get(6),
+            });
+        }
+        for inbox in wants.pending.keys() {
+            let mut found = pending_found.remove(inbox).unwrap_or_default();
+            found.sort_unstable_by_key(|pending| pending.number);
+            snapshot.load_pending(inbox.0.clone(), inbox.1.clone(), found);
         }
         let mut calls_found = BTreeMap::new();
         for row in next(W::Calls).into_iter().flatten() {
@@ -702,13 +750,20 @@ impl PostgresWriter {
             namespace: namespace.unwrap_or_else(Namespace::default_namespace),
             id: WorkflowId::trusted(id),
         };
-        let fingerprint = row.get::<_, &[u8]>(3).try_into().map_err(|_| StoreError::Corrupt {
-            what: "receipt",
-            key: key.to_string(),
-            problem: "its fingerprint is not 33 bytes long".to_owned(),
-        })?;
+        let fingerprint = fingerprint(row.get(3), &key)?;
         self.remember(&key, row.get(2));
-        Ok(Admission { key, fingerprint: Fingerprint(fingerprint), admitted_at: row.get(4) })
+        Ok(Admission { key, fingerprint, admitted_at: row.get(4) })
+    }
+
+    /// What is wanted of a workflow, by the name that it has in an array.
+    fn keyed<'k>(&self, key: &'k WorkflowKey, text: &'k str, after: u64) -> Option<(i32, &'k str, &'k str, i64)> {
+        Some((self.namespace(&key.namespace)?, key.id.as_str(), text, signed(after)))
+    }
+
+    /// The workflow that a row names by namespace and id in its first two columns.
+    fn key_of(&self, row: &Row) -> Option<WorkflowKey> {
+        let namespace = self.namespaces.by_number.get(&row.get(0))?.clone();
+        Some(WorkflowKey { namespace, id: WorkflowId::trusted(row.get::<_, &str>(1)) })
     }
 
     fn call(&self, row: &Row) -> Result<Option<Call>, StoreError> {
@@ -813,6 +868,8 @@ impl PostgresWriter {
             }
         }
         let variables = Variables::new(snapshot, place)?;
+        let signals = Signals::new(snapshot, place)?;
+        let taken = TakenSignals::new(snapshot, place)?;
         let calls = Calls::new(snapshot, |namespace| self.namespace(namespace));
 
         // What is decided on in memory alone, proved with the rest.
@@ -872,6 +929,12 @@ impl PostgresWriter {
         }
         if !variables.dropped.keys.is_empty() {
             sent.push((W::DropVariables, variables.dropped.key_args()));
+        }
+        if !signals.ids.is_empty() {
+            sent.push((W::InsertSignals, signals.args()));
+        }
+        if !taken.numbers.is_empty() {
+            sent.push((W::TakeSignals, taken.args()));
         }
         if !calls.requests.is_empty() {
             sent.push((W::ForgetCalls, vec![&calls.forget]));
@@ -1178,6 +1241,36 @@ impl Disk for Answered {
     }
 }
 
+fn fingerprint(bytes: &[u8], key: &WorkflowKey) -> Result<Fingerprint, StoreError> {
+    bytes.try_into().map(Fingerprint).map_err(|_| StoreError::Corrupt {
+        what: "receipt",
+        key: key.to_string(),
+        problem: "its fingerprint is not 33 bytes long".to_owned(),
+    })
+}
+
+/// What is wanted of workflows, as arrays.
+#[derive(Default)]
+struct Keyed<'a> {
+    namespaces: Vec<i32>,
+    ids: Vec<&'a str>,
+    texts: Vec<&'a str>,
+    after: Vec<i64>,
+}
+
+impl<'a> Keyed<'a> {
+    fn of(wanted: impl Iterator<Item = (i32, &'a str, &'a str, i64)>) -> Self {
+        let mut keyed = Self::default();
+        for (namespace, id, text, after) in wanted {
+            keyed.namespaces.push(namespace);
+            keyed.ids.push(id);
+            keyed.texts.push(text);
+            keyed.after.push(after);
+        }
+        keyed
+    }
+}
+
 /// What a worker can run, as arrays.
 struct Announcement {
     announced: Arc<Announced>,
@@ -1346,6 +1439,7 @@ struct Heads<'a> {
     leases_until: Vec<Option<i64>>,
     deadlines: Vec<Option<i64>>,
     progress: Vec<Option<&'a str>>,
+    waits: Vec<Option<String>>,
     ranks: Vec<Option<i64>>,
     wakes: Vec<Option<i16>>,
     due: Vec<Option<i64>>,
@@ -1401,6 +1495,7 @@ impl<'a> Heads<'a> {
         self.leases_until.push(columns.lease_until);
         self.deadlines.push(columns.step_deadline);
         self.progress.push(columns.progress);
+        self.waits.push(columns.wait.as_ref().map(ToString::to_string));
         self.ranks.push(columns.rank);
         self.wakes.push(small(columns.wake));
         self.due.push(columns.due);
@@ -1454,6 +1549,7 @@ impl<'a> Heads<'a> {
             &self.leases_until,
             &self.deadlines,
             &self.progress,
+            &self.waits,
             &self.ranks,
             &self.wakes,
             &self.due,
@@ -1586,6 +1682,83 @@ impl Variable<'_> {
 
     fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
         vec![&self.namespaces, &self.numbers, &self.keys, &self.values, &self.seqs]
+    }
+}
+
+/// Rows of inboxes.
+#[derive(Default)]
+struct Signals<'a> {
+    namespaces: Vec<i32>,
+    workflows: Vec<i64>,
+    numbers: Vec<i64>,
+    ids: Vec<&'a str>,
+    names: Vec<&'a str>,
+    accepted_at: Vec<i64>,
+    fingerprints: Vec<&'a [u8]>,
+    seqs: Vec<Option<i64>>,
+    payloads: Vec<Option<&'a str>>,
+}
+
+impl<'a> Signals<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        place: impl Fn(&WorkflowKey, Option<Handle>) -> Result<(i32, i64), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut signals = Self::default();
+        for new in snapshot.new_signals() {
+            let (namespace, workflow) = place(&new.workflow, new.handle)?;
+            signals.namespaces.push(namespace);
+            signals.workflows.push(workflow);
+            signals.numbers.push(signed(new.signal.number));
+            signals.ids.push(new.signal.id.as_str());
+            signals.names.push(new.signal.name.as_str());
+            signals.accepted_at.push(new.signal.accepted_at);
+            signals.fingerprints.push(&new.fingerprint.0);
+            signals.seqs.push(new.taken.map(signed));
+            signals.payloads.push(new.taken.is_none().then_some(new.signal.payload.as_str()));
+        }
+        Ok(signals)
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![
+            &self.namespaces,
+            &self.workflows,
+            &self.numbers,
+            &self.ids,
+            &self.names,
+            &self.accepted_at,
+            &self.fingerprints,
+            &self.seqs,
+            &self.payloads,
+        ]
+    }
+}
+
+/// Signals of stored inboxes that waits have taken.
+#[derive(Default)]
+struct TakenSignals {
+    workflows: Vec<i64>,
+    numbers: Vec<i64>,
+    seqs: Vec<i64>,
+}
+
+impl TakenSignals {
+    fn new(
+        snapshot: &Snapshot,
+        place: impl Fn(&WorkflowKey, Option<Handle>) -> Result<(i32, i64), StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut taken = Self::default();
+        for signal in snapshot.taken_signals() {
+            taken.workflows.push(place(&signal.workflow, signal.handle)?.1);
+            taken.numbers.push(signed(signal.number));
+            taken.seqs.push(signed(signal.seq));
+        }
+        Ok(taken)
+    }
+
+    fn args(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.workflows, &self.numbers, &self.seqs]
     }
 }
 

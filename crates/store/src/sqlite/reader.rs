@@ -9,9 +9,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::Head;
 use steadfast_core::json::Json;
+use steadfast_core::signal::Pending;
 use steadfast_core::snapshot::Admission;
 use steadfast_core::state::Status;
-use steadfast_core::text::{Key, Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::text::{Key, Namespace, SignalId, SignalName, WorkflowId, WorkflowKey};
 use steadfast_core::verify::{Fault, Rebuilt};
 
 use super::durable::Durable;
@@ -39,6 +40,9 @@ const VARIABLE: &str = "select value, seq from scratchpad where namespace = ?1 a
 /// A page of a scratchpad: the primary key.
 const PAD: &str = "select key, value, seq from scratchpad
      where namespace = ?1 and workflow = ?2 and key > ?3 order by key limit ?4";
+/// A page of what lies in an inbox: `signals_inbox`.
+const INBOX: &str = "select number, name, id, payload, accepted_at from signals indexed by signals_inbox
+     where namespace = ?1 and workflow = ?2 and number > ?3 and seq is null order by number limit ?4";
 /// The first time of one kind: the first entry of `heads_timed`.
 const NEXT_DUE: &str = "select min(due) from heads where wake = ?1 and due is not null";
 
@@ -76,6 +80,7 @@ pub fn look_statements() -> Vec<(&'static str, String)> {
         ("LOG", LOG),
         ("VARIABLE", VARIABLE),
         ("PAD", PAD),
+        ("INBOX", INBOX),
         ("NEXT_DUE", NEXT_DUE),
     ];
     let listings = [
@@ -345,6 +350,17 @@ impl Reader for SqliteReader {
         })
     }
 
+    fn signals(&self, key: &WorkflowKey, after: u64, limit: usize) -> Result<Vec<Pending>, StoreError> {
+        self.with(|connection| {
+            let doing = sqlite("read an inbox");
+            let Some((namespace, number)) = Self::number(connection, key)? else { return Ok(Vec::new()) };
+            let mut statement = connection.prepare_cached(INBOX).map_err(&doing)?;
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let rows = statement.query_map(params![namespace, number, signed(after), limit], rows::pending);
+            rows.and_then(Iterator::collect).map_err(&doing)
+        })
+    }
+
     fn list(&self, filter: &Filter, before: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         self.with(|connection| {
             let empty = Page { items: Vec::new(), next: None };
@@ -506,7 +522,7 @@ fn compare(transaction: &Connection, verified: &mut Verified, progress: &mut dyn
     while let Some(row) = rows.next().map_err(&doing)? {
         let at = (row.get(0).map_err(&doing)?, row.get(1).map_err(&doing)?);
         let key = WorkflowKey {
-            namespace: Namespace::trusted(row.get::<_, Option<String>>(28).map_err(&doing)?.unwrap_or_default()),
+            namespace: Namespace::trusted(row.get::<_, Option<String>>(29).map_err(&doing)?.unwrap_or_default()),
             id: WorkflowId::trusted(row.get::<_, String>(2).map_err(&doing)?),
         };
         if key.namespace.as_str().is_empty() {
@@ -534,6 +550,11 @@ fn compare(transaction: &Connection, verified: &mut Verified, progress: &mut dyn
         (
             "variable_without_head",
             "select s.workflow from scratchpad s where not exists
+                 (select 1 from heads h where h.namespace = s.namespace and h.workflow = s.workflow) group by 1",
+        ),
+        (
+            "signal_without_head",
+            "select s.workflow from signals s where not exists
                  (select 1 from heads h where h.namespace = s.namespace and h.workflow = s.workflow) group by 1",
         ),
         (
@@ -573,6 +594,17 @@ fn verify_one(
         other => other?,
     }
     pad(connection, at, None, usize::MAX, |variable| rebuilt.variable(&variable.key, &variable.value, variable.seq))?;
+    let doing = sqlite("read an inbox");
+    let mut statement = connection
+        .prepare_cached("select name, id, seq from signals where namespace = ?1 and workflow = ?2 order by number")
+        .map_err(&doing)?;
+    let mut signals = statement.query(params![at.0, at.1]).map_err(&doing)?;
+    while let Some(signal) = signals.next().map_err(&doing)? {
+        let name = SignalName::trusted(signal.get::<_, String>(0).map_err(&doing)?);
+        let id = SignalId::trusted(signal.get::<_, String>(1).map_err(&doing)?);
+        let taken: Option<i64> = signal.get(2).map_err(&doing)?;
+        rebuilt.signal(&name, &id, taken.map(i64::unsigned_abs));
+    }
     match rows::head(row, &key.namespace) {
         Ok((_, head)) => faults.extend(rebuilt.finish(Some(&head))),
         Err(error) => faults.push(Fault { key, code: "head_unreadable", detail: error.to_string() }),

@@ -6,7 +6,9 @@ use rusqlite::Row;
 use rusqlite::types::{FromSql, ValueRef};
 use steadfast_core::event::Event;
 use steadfast_core::head::Head;
-use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::json::Json;
+use steadfast_core::signal::Pending;
+use steadfast_core::text::{Namespace, SignalId, SignalName, WorkflowId, WorkflowKey};
 
 use crate::contract::StoreError;
 use crate::stored::{self, Stored};
@@ -14,7 +16,7 @@ use crate::stored::{self, Stored};
 /// The columns that [`head`] reads, in its order.
 pub(super) const HEAD_COLUMNS: &str = "namespace, workflow, id, name, options, priority, created_at, updated_at, seq, \
      status, code, step, visit, attempt, delivery, rank, wake, due, token, epoch, worker, boot, remote, started_at, \
-     lease_ms, lease_until, step_deadline, progress";
+     lease_ms, lease_until, step_deadline, progress, wait";
 
 /// Reads a head and its number.
 pub(super) fn head(row: &Row<'_>, namespace: &Namespace) -> Result<(i64, Head), StoreError> {
@@ -59,6 +61,7 @@ fn columns<'row>(row: &'row Row<'_>, id: &'row str) -> Result<Stored<'row>, Stri
         lease_until: optional(row, 25)?,
         step_deadline: optional(row, 26)?,
         progress: text(row, 27)?,
+        wait: text(row, 28)?.map(Cow::Borrowed),
     })
 }
 
@@ -80,6 +83,17 @@ fn required<T: FromSql>(row: &Row<'_>, column: usize) -> Result<T, String> {
 
 fn optional<T: FromSql>(row: &Row<'_>, column: usize) -> Result<Option<T>, String> {
     row.get(column).map_err(|_| format!("column {column} is not an integer"))
+}
+
+/// Reads a pending signal from number, name, id, payload and time, which begin at 0.
+pub(super) fn pending(row: &Row<'_>) -> Result<Pending, rusqlite::Error> {
+    Ok(Pending {
+        number: row.get::<_, i64>(0)?.unsigned_abs(),
+        name: SignalName::trusted(row.get::<_, String>(1)?),
+        id: SignalId::trusted(row.get::<_, String>(2)?),
+        payload: Json::trusted(row.get::<_, String>(3)?),
+        accepted_at: row.get(4)?,
+    })
 }
 
 /// Reads an event from type, version and payload, which begin at `column`.

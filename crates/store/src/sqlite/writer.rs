@@ -10,8 +10,11 @@ use steadfast_core::claim::{Announced, Call, CallId, Steps};
 use steadfast_core::event::Event;
 use steadfast_core::fingerprint::Fingerprint;
 use steadfast_core::head::{Head, Wake};
-use steadfast_core::snapshot::{Admission, ChangedHead, ClaimCursor, Handle, HeadChange, Snapshot, Wants};
-use steadfast_core::text::{Namespace, WorkflowId, WorkflowKey};
+use steadfast_core::signal::{Pending, Receipt};
+use steadfast_core::snapshot::{
+    Admission, ChangedHead, ClaimCursor, Handle, HeadChange, PENDING_PAGE, Snapshot, Wants,
+};
+use steadfast_core::text::{Namespace, SignalId, SignalName, WorkflowId, WorkflowKey};
 
 use super::rows::{self, HEAD_COLUMNS};
 use super::{Shared, connect_whole};
@@ -50,24 +53,38 @@ pub(super) const OPEN: &str = "select {head} from heads where wake = 0 and due i
 /// What an earlier claim call was given: the primary key.
 pub(super) const CALL: &str = "select at, granted from claim_calls where namespace = ?1 and request = ?2";
 
+/// The receipt of a signal: `signals_by_id`.
+pub(super) const SIGNAL: &str =
+    "select fingerprint, accepted_at from signals where namespace = ?1 and workflow = ?2 and id = ?3";
+/// The number of the last signal of an inbox: the last entry of the primary key.
+pub(super) const LAST_SIGNAL: &str =
+    "select number from signals where namespace = ?1 and workflow = ?2 order by number desc limit 1";
+/// The next signals of a name that no wait has taken: `signals_pending`.
+pub(super) const PENDING: &str = "select number, name, id, payload, accepted_at from signals indexed by signals_pending
+     where namespace = ?1 and workflow = ?2 and name = ?3 and number > ?4 and seq is null order by number limit ?5";
+
+pub(super) const INSERT_SIGNAL: &str = "insert into signals (namespace, workflow, number, id, name, accepted_at,
+     fingerprint, seq, payload) values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+pub(super) const TAKE_SIGNAL: &str = "update signals set seq = ?4, payload = null
+     where namespace = ?1 and workflow = ?2 and number = ?3 and seq is null";
 pub(super) const INSERT_ADMISSION: &str =
     "insert into admissions (namespace, id, workflow, fingerprint, admitted_at) values (?1, ?2, ?3, ?4, ?5)";
 pub(super) const INSERT_EVENT: &str =
     "insert into events (namespace, workflow, seq, type, version, at, payload) values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 pub(super) const INSERT_HEAD: &str = "insert into heads (namespace, workflow, seq, updated_at, status, code, step, visit, \
      attempt, delivery, token, epoch, worker, boot, remote, started_at, lease_ms, lease_until, step_deadline, progress, \
-     rank, wake, due, id, name, options, priority, created_at) values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
-     ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28)";
+     wait, rank, wake, due, id, name, options, priority, created_at) values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, \
+     ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29)";
 /// A head that keeps its place in both scheduling indexes: no index is touched.
 pub(super) const UPDATE_HEAD_IN_PLACE: &str = "update heads set seq = ?3, updated_at = ?4, code = ?6, step = ?7, \
      visit = ?8, attempt = ?9, delivery = ?10, token = ?11, epoch = ?12, worker = ?13, boot = ?14, remote = ?15, \
-     started_at = ?16, lease_ms = ?17, lease_until = ?18, step_deadline = ?19, progress = ?20
-     where namespace = ?1 and workflow = ?2 and status = ?5";
+     started_at = ?16, lease_ms = ?17, lease_until = ?18, step_deadline = ?19, progress = ?20, \
+     wait = ?21 where namespace = ?1 and workflow = ?2 and status = ?5";
 /// A head whose place changes.
 pub(super) const UPDATE_HEAD: &str = "update heads set seq = ?3, updated_at = ?4, status = ?5, code = ?6, step = ?7, \
      visit = ?8, attempt = ?9, delivery = ?10, token = ?11, epoch = ?12, worker = ?13, boot = ?14, remote = ?15, \
-     started_at = ?16, lease_ms = ?17, lease_until = ?18, step_deadline = ?19, progress = ?20, rank = ?21, \
-     wake = ?22, due = ?23 where namespace = ?1 and workflow = ?2";
+     started_at = ?16, lease_ms = ?17, lease_until = ?18, step_deadline = ?19, progress = ?20, wait = ?21, \
+     rank = ?22, wake = ?23, due = ?24 where namespace = ?1 and workflow = ?2";
 pub(super) const UPSERT_VARIABLE: &str = "insert into scratchpad (namespace, workflow, key, value, seq)
      values (?1, ?2, ?3, ?4, ?5) on conflict (namespace, workflow, key) do update set value = ?4, seq = ?5";
 pub(super) const DELETE_VARIABLE: &str = "delete from scratchpad where namespace = ?1 and workflow = ?2 and key = ?3";
@@ -86,6 +103,11 @@ pub fn hot_statements() -> Vec<(&'static str, String)> {
         ("DUE", DUE),
         ("OPEN", OPEN),
         ("CALL", CALL),
+        ("SIGNAL", SIGNAL),
+        ("LAST_SIGNAL", LAST_SIGNAL),
+        ("PENDING", PENDING),
+        ("INSERT_SIGNAL", INSERT_SIGNAL),
+        ("TAKE_SIGNAL", TAKE_SIGNAL),
         ("INSERT_ADMISSION", INSERT_ADMISSION),
         ("INSERT_EVENT", INSERT_EVENT),
         ("INSERT_HEAD", INSERT_HEAD),
@@ -421,6 +443,37 @@ impl SqliteWriter {
         }))
     }
 
+    /// The receipt of a signal, and the number of the last one of its inbox.
+    fn signal(&mut self, key: &WorkflowKey, id: &SignalId) -> Result<(Option<Receipt>, u64), StoreError> {
+        let Some((namespace, number)) = self.number(key)? else { return Ok((None, 0)) };
+        let receipt = self
+            .statement(SIGNAL)?
+            .query_row(params![namespace, number, id.as_str()], |row| {
+                Ok(Receipt { fingerprint: Fingerprint(row.get::<_, [u8; 33]>(0)?), accepted_at: row.get(1)? })
+            })
+            .map(Some)
+            .or_else(super::none_if_empty)
+            .map_err(sqlite("look up a signal"))?;
+        let last: Option<i64> = self
+            .statement(LAST_SIGNAL)?
+            .query_row(params![namespace, number], |row| row.get(0))
+            .map(Some)
+            .or_else(super::none_if_empty)
+            .map_err(sqlite("look up the last signal"))?;
+        Ok((receipt, last.unwrap_or(0).unsigned_abs()))
+    }
+
+    fn pending(&mut self, key: &WorkflowKey, name: &SignalName, after: u64) -> Result<Vec<Pending>, StoreError> {
+        let doing = "look for signals";
+        let Some((namespace, number)) = self.number(key)? else { return Ok(Vec::new()) };
+        let limit = i64::try_from(PENDING_PAGE).expect("a page is small");
+        let mut statement = self.statement(PENDING)?;
+        let rows = statement
+            .query_map(params![namespace, number, name.as_str(), signed(after), limit], rows::pending)
+            .map_err(sqlite(doing))?;
+        rows.collect::<Result<_, _>>().map_err(sqlite(doing))
+    }
+
     fn event(&self, (namespace, number): (i64, i64), key: &WorkflowKey, seq: u64) -> Result<Option<Event>, StoreError> {
         let mut statement = self.statement(EVENT)?;
         let mut rows = statement.query(params![namespace, number, signed(seq)]).map_err(sqlite("look up an event"))?;
@@ -504,6 +557,36 @@ impl SqliteWriter {
             };
         }
         drop(upsert);
+        for new in snapshot.new_signals() {
+            let (namespace, number) = numbered(&new.workflow, new.handle)?;
+            let Pending { number: place, name, id, payload, accepted_at } = &new.signal;
+            let payload = new.taken.is_none().then_some(payload.as_str());
+            let taken = new.taken.map(signed);
+            self.statement(INSERT_SIGNAL)?
+                .execute(params![
+                    namespace,
+                    number,
+                    signed(*place),
+                    id.as_str(),
+                    name.as_str(),
+                    accepted_at,
+                    new.fingerprint.0,
+                    taken,
+                    payload
+                ])
+                .map_err(sqlite("write a signal"))?;
+        }
+        for taken in snapshot.taken_signals() {
+            let (namespace, number) = numbered(&taken.workflow, taken.handle)?;
+            let updated = self
+                .statement(TAKE_SIGNAL)?
+                .execute(params![namespace, number, signed(taken.number), signed(taken.seq)])
+                .map_err(sqlite("take a signal"))?;
+            if updated != 1 {
+                let problem = format!("number {} was taken {updated} times", taken.number);
+                return Err(StoreError::Corrupt { what: "signal", key: taken.workflow.to_string(), problem });
+            }
+        }
         for call in snapshot.new_calls() {
             let granted: Vec<(&str, u64)> = call.granted.iter().map(|(key, seq)| (key.id.as_str(), *seq)).collect();
             let granted = serde_json::to_string(&granted).expect("strings and integers serialize");
@@ -582,6 +665,7 @@ impl HeadStatements<'_> {
             columns.lease_until,
             columns.step_deadline,
             columns.progress,
+            columns.wait.as_deref(),
         ];
         let place = params![columns.rank, columns.wake, columns.due];
         let options = if *change == HeadChange::Insert { stored_options(&head.options) } else { None };
@@ -641,6 +725,14 @@ impl Writer for SqliteWriter {
                 None => None,
             };
             snapshot.load_event(key.clone(), *seq, event);
+        }
+        for (key, id) in &wants.signals {
+            let (receipt, last) = self.signal(key, id)?;
+            snapshot.load_signal(key.clone(), id.clone(), receipt, last);
+        }
+        for ((key, name), after) in &wants.pending {
+            let pending = self.pending(key, name, *after)?;
+            snapshot.load_pending(key.clone(), name.clone(), pending);
         }
         for (namespace, id) in &wants.calls {
             snapshot.load_call(namespace.clone(), id.clone(), self.call(namespace, id)?);
