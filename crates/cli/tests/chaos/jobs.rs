@@ -12,6 +12,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::caller::{Attempt, Caller, Told, judge};
+use crate::chance::Chance;
 use crate::found::Found;
 use crate::judge::Verdict;
 use crate::ledger::{Asked, Cancel, Ledger, Standing, count};
@@ -35,28 +36,40 @@ const fn job(name: &'static str, share: u64, send: for<'a> fn(&'a mut Caller, u6
 }
 
 pub const JOBS: &[Job] = &[
-    job("start", 40, start),
-    job("once", 8, once),
-    job("again", 8, again),
-    job("changed", 8, changed),
-    job("refused", 4, refused),
-    job("bulk", 6, bulk),
-    job("wait", 8, wait),
-    Job { check: check_signals, ..job("signal", 12, signal) },
-    Job { check: check_cancels, ..job("cancel", 8, cancel) },
-    Job { check: check_cancels, ..job("race", 8, race) },
+    job("start", 20, start),
+    job("once", 4, once),
+    job("again", 4, again),
+    job("changed", 4, changed),
+    job("refused", 2, refused),
+    job("bulk", 3, bulk),
+    job("wait", 4, wait),
+    Job { check: check_signals, ..job("signal", 6, signal) },
+    Job { check: check_cancels, ..job("cancel", 4, cancel) },
+    Job { check: check_cancels, ..job("race", 4, race) },
 ];
 
-/// Draws a job.
-pub fn draw(n: u64) -> &'static Job {
-    let mut n = n % JOBS.iter().map(|job| job.share).sum::<u64>();
-    for job in JOBS {
-        match n.checked_sub(job.share) {
-            Some(rest) => n = rest,
-            None => return job,
-        }
+/// Jobs in a random order, dealt to all callers: each has its exact share of any few dozen, so that the load is the same
+/// before and after a fault.
+pub struct Deck {
+    left: Vec<&'static Job>,
+    chance: Chance,
+}
+
+impl Deck {
+    pub fn of(chance: Chance) -> Self {
+        Self { left: Vec::new(), chance }
     }
-    unreachable!("the shares add up to more than any rest")
+
+    pub fn draw(&mut self) -> &'static Job {
+        if self.left.is_empty() {
+            self.left = JOBS.iter().flat_map(|job| (0..job.share).map(move |_| job)).collect();
+            for last in (1..self.left.len()).rev() {
+                let other = usize::try_from(self.chance.below(last as u64 + 1)).expect("a pack is small");
+                self.left.swap(last, other);
+            }
+        }
+        self.left.pop().expect("a pack is not empty")
+    }
 }
 
 const FLIGHT: &str = "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z";
@@ -352,6 +365,24 @@ fn check_cancels(ledger: &Ledger, found: &Found, verdict: &mut Verdict) {
                 verdict.wrong(id, format!("was said to have ended {status}, and is {}", head.status));
             }
             Cancel::Cancelled | Cancel::AlreadyFinished(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pack_holds_every_job_by_its_share() {
+        let mut deck = Deck::of(Chance::of(7));
+        let pack = JOBS.iter().map(|job| job.share).sum::<u64>();
+        for _ in 0..20 {
+            let dealt: Vec<&str> = (0..pack).map(|_| deck.draw().name).collect();
+            for job in JOBS {
+                let times = dealt.iter().filter(|name| **name == job.name).count();
+                assert_eq!(times as u64, job.share, "{}", job.name);
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Scene: nodes under load, from the first request to the verdict.
 
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,15 +14,15 @@ use crate::caller::Caller;
 use crate::chance::Chance;
 use crate::common::{STUCK, binary, stderr, stdout};
 use crate::found::{self, Found};
-use crate::jobs;
+use crate::jobs::Deck;
 use crate::judge::{Verdict, judge};
 use crate::ledger::{Asked, Ledger, Standing};
 use crate::nodes::Nodes;
 use crate::site::Site;
 
 const CALLERS: u64 = 8;
-/// How often a caller begins a job: callers that waited do not make up for it, so that the load is the same before
-/// and after a fault.
+/// How often a caller begins a job: callers that waited do not make up for it, and every job has its share of any few
+/// dozen, so that the load is the same before and after a fault.
 const PACE: Duration = Duration::from_millis(100);
 /// The load without a fault, after a moment to warm up.
 const WARM: Duration = Duration::from_millis(1_000);
@@ -73,10 +73,11 @@ impl Scene {
         let (ledger, stop) = (Arc::new(Ledger::default()), Arc::new(AtomicBool::new(false)));
         let runtime = Runtime::new().expect("a runtime for the callers");
         let chance = Chance::of(seed);
+        let deck = Arc::new(Mutex::new(Deck::of(chance.apart(5))));
         let callers = (0..CALLERS)
             .map(|n| {
                 let caller = Caller::new(format!("c{n}"), nodes.clone(), ledger.clone(), chance.apart(100 + n));
-                runtime.spawn(call(caller, stop.clone()))
+                runtime.spawn(call(caller, deck.clone(), stop.clone()))
             })
             .collect();
         let pids = nodes.pids();
@@ -316,13 +317,13 @@ pub fn verify(urls: &[String], verdict: &mut Verdict) {
 }
 
 /// A caller's life: a job at every tick.
-async fn call(mut caller: Caller, stop: Arc<AtomicBool>) {
+async fn call(mut caller: Caller, deck: Arc<Mutex<Deck>>, stop: Arc<AtomicBool>) {
     let mut ticks = tokio::time::interval(PACE);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !stop.load(Ordering::SeqCst) {
         ticks.tick().await;
-        let (which, n) = (caller.chance.next(), caller.chance.next());
-        let job = jobs::draw(which);
+        let n = caller.chance.next();
+        let job = deck.lock().expect("nobody panics while drawing").draw();
         caller.job = job.name;
         (job.send)(&mut caller, n).await;
     }
