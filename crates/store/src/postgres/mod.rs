@@ -66,8 +66,9 @@ const GAP_MAX: Duration = Duration::from_secs(6);
 /// A node that could not renew its own lease for so long cannot write, whatever it can read. One renewal that hung and
 /// the next one that came through do not count.
 const UNWRITTEN: Duration = Duration::from_secs(10);
-/// How long giving the node number back may take.
-const LEAVING: Duration = Duration::from_secs(2);
+/// How long giving the node number back may take: a database that is busy answers in time, and one that is not there
+/// keeps nobody long.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// A store in a PostgreSQL database, and this process's place in it.
 #[derive(Debug, Clone)]
